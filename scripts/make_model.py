@@ -48,9 +48,7 @@ def _convert(gguf: Path, made: Path) -> None:
     folder, name = str(gguf.parent), gguf.name
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
     config = GgufConfig(gguf_file=name, dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=name, dtype=torch.bfloat16, quantization_config=config
-    )
+    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.bfloat16, quantization_config=config)
     tokenizer.save_pretrained(made)
     model.save_pretrained(made)
 

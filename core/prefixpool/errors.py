@@ -89,9 +89,7 @@ def error_body(error: RequestError, dialect: Dialect) -> bytes:
     kind = error_type(error.status, dialect)
     if dialect is Dialect.ANTHROPIC:
         return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": error.message}})
-    return msgspec.json.encode(
-        {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
-    )
+    return msgspec.json.encode({"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}})
 
 
 def error_event(error: RequestError, dialect: Dialect) -> bytes:

@@ -18,9 +18,7 @@ import msgspec
 VERSION: Final = 1
 LENGTH: Final = struct.Struct(">I")
 MAX_FRAME_BYTES: Final = 16 << 20
-MAX_BODY_BYTES: Final = (
-    8 << 20
-)  # longer requests or answers are noted without their body (`body=b""`, `cut=True`)
+MAX_BODY_BYTES: Final = 8 << 20  # longer requests or answers are noted without their body (`body=b""`, `cut=True`)
 RING_NOTES: Final = 4096  # resent to an agent that comes back
 RING_BYTES: Final = 64 << 20
 

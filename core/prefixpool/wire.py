@@ -27,9 +27,7 @@ CLOSE_VERSION: Final = 4400  # WebSocket close code: wire version not understood
 CLOSE_UNAUTHORISED: Final = 4401
 LOAD_INTERVAL_S: Final = 0.05  # load is sent on change, at most this often
 HEARTBEAT_S: Final = 1.0  # and at least this often, so that silence means a dead agent
-STALE_AFTER_S: Final = (
-    2.5  # a stream silent for so long counts as lost: routers reach the new state within 2-3 s
-)
+STALE_AFTER_S: Final = 2.5  # a stream silent for so long counts as lost: routers reach the new state within 2-3 s
 
 
 class Tier(IntEnum):

@@ -20,9 +20,7 @@ class PrefixChain(NamedTuple):
 
     hashes: array[int]  # 'Q': 64 bits of MurmurHash3 x64 128 over seed and prefix
     offsets: array[int]  # 'I': bytes of canonical text before the boundary (the seed not counted)
-    marks: array[
-        int
-    ]  # 'i': CHUNK, CONTENT_END, or i >= 0: behind the role marker of segment i (len(segments): generation)
+    marks: array[int]  # 'i': CHUNK, CONTENT_END, or i >= 0: behind the role marker of segment i (len(segments): generation)
     cold: int  # index of the boundary whose hash places a request that is cold everywhere; -1 for an empty chain
     total_bytes: int
 

@@ -61,14 +61,10 @@ class Candidate:
         self.name = name
         self.seed = seed  # 64-bit hash of the name, for rendezvous
         self.bit = bit  # 1 << 3 * index column; 0: holds nothing that we know of
-        self.inflight = (
-            0  # all routers together: the agent's count plus own dispatches it has not reported yet
-        )
+        self.inflight = 0  # all routers together: the agent's count plus own dispatches it has not reported yet
         self.pending_tokens = 0  # uncached prompt tokens dispatched and not yet prefilled
         self.device_tokens = 0  # capacity; 0 = unknown
-        self.costs_p1 = (
-            0.0  # see wire.Costs; 0 = not measured: the pool's mean, else a default, filled in by the owner
-        )
+        self.costs_p1 = 0.0  # see wire.Costs; 0 = not measured: the pool's mean, else a default, filled in by the owner
         self.costs_p2 = 0.0
         self.decode_step_s = 0.0
         self.decode_step_s_per_sequence = 0.0
