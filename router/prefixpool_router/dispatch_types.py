@@ -1,0 +1,84 @@
+"""The seam between the HTTP edge and the routing half: a parsed request in, one attempt out, its outcome back.
+
+The edge (app, proxy, stream) sees only these types; `dispatch.py` implements them on the fleet. Both sides run in one event
+loop, nothing here blocks or awaits.
+
+    dispatch ──▶ first_byte ──▶ finish          an answer, good or bad, went to the client
+             └─▶ abandon                        nothing reached the client; the edge may dispatch again, excluding this replica
+
+Exactly one of finish/abandon counts; later calls are no-ops. The edge calls one of them for every Dispatch it was given, on
+every path, cancellation included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+
+class RoutedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What routing may know of a request. Built once at the edge, after the edits; `body` is not to be changed."""
+
+    path: str  # decoded, without query: "/v1/chat/completions"
+    body: Mapping[str, Any] | None = None  # parsed JSON object as the client sent it; None: no chain, route by load
+    body_bytes: bytes = b""  # as the engine will get it; empty when the body is streamed through unread
+    scope_salt: str = ""  # part of the prefix chain; "" = one scope
+    session: str = ""  # client's session, for the `session` policy; "" = none
+    policy: str = ""  # wanted by the client, already allowed by the edge; unknown names: RequestError 400
+    request_id: str = ""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How an attempt that reached the client ended. Token counts are None where the engine did not tell: unknown is not 0."""
+
+    status: int  # HTTP status sent to the client; 499: the client went away before one was sent
+    prompt_tokens: int | None = None  # all of the prompt, cached ones included
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    error: str = ""  # one short phrase, free of prompt text; "" = complete answer
+    aborted: bool = False  # the client went away
+
+
+class Dispatch(Protocol):
+    """One attempt on one replica; its load and predicted residency are booked until finish or abandon."""
+
+    @property
+    def replica(self) -> str: ...
+
+    @property
+    def engine_url(self) -> str:
+        """Origin without a trailing slash."""
+        ...
+
+    @property
+    def predicted_tokens(self) -> int:
+        """Cached tokens expected, fixed at dispatch."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """One word of policy.base.Reason."""
+        ...
+
+    @property
+    def id(self) -> str: ...
+
+    def first_byte(self) -> None:
+        """Prefill is over: the first output arrived. Called at most once, and never for answers that are not streamed."""
+        ...
+
+    def finish(self, outcome: Outcome) -> None: ...
+
+    def abandon(self, why: str, *, replica_down: bool) -> None:
+        """Undo the booking. `replica_down`: it refused or reset the connection; False: it said fenced or busy."""
+        ...
+
+
+class Dispatcher(Protocol):
+    """Chooses replicas."""
+
+    def dispatch(self, request: RoutedRequest, exclude: frozenset[str] = frozenset()) -> Dispatch:
+        """Choose and book. Raises RequestError: 503 nobody is left, 404 the model is unknown, 400 no such policy."""
+        ...
