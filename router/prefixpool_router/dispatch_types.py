@@ -4,7 +4,7 @@ The edge (app, proxy, stream) sees only these types; `dispatch.py` implements th
 loop, nothing here blocks or awaits.
 
     dispatch ──▶ first_byte ──▶ finish          an answer, good or bad, went to the client
-             └─▶ abandon                        nothing reached the client; the edge may dispatch again, excluding this replica
+             └─▶ abandon                        nothing reached the client; the edge may try another replica
 
 Exactly one of finish/abandon counts; later calls are no-ops. The edge calls one of them for every Dispatch it was given, on
 every path, cancellation included.
@@ -31,7 +31,7 @@ class RoutedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt that reached the client ended. Token counts are None where the engine did not tell: unknown is not 0."""
+    """How an attempt that reached the client ended. Token counts are None where the engine did not tell (not 0)."""
 
     status: int  # HTTP status sent to the client; 499: the client went away before one was sent
     prompt_tokens: int | None = None  # all of the prompt, cached ones included
