@@ -1,12 +1,37 @@
-"""A request as the model will read it: seed and segments. Pure; knows nothing of tokens or HTTP."""
+"""A request as the model will read it: a seed, and segments in the order of the rendered prompt. Pure; no tokens, no HTTP.
+
+Order that worked on agent traces, chats and tools (research: alignment.md): leading system messages, tools, the rest. All
+APIs are first brought to chat messages the way vLLM does it, so that the same conversation has the same chain through
+`/v1/chat/completions`, `/v1/responses` and `/v1/messages`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import mmh3
+import msgspec
+
+from prefixpool.chain import dialects
 from prefixpool.wire import Template
+
+SCHEME: Final = b"prefixpool-chain-1"  # changes when equal text would get other hashes
+
+# Fields that change how a request is rendered or tokenised, hence part of the seed when present.
+_RENDERING: Final = (
+    "add_generation_prompt",
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "documents",
+    "mm_processor_kwargs",
+    "reasoning_effort",
+)
+_SYSTEM_ROLES: Final = frozenset({"system", "developer"})
+_SURROGATES: Final = "surrogatepass"  # JSON allows lone surrogates; a prefix must not fail on them
 
 
 class SegmentKind(IntEnum):
@@ -27,9 +52,9 @@ class Segment(NamedTuple):
 
 
 class Canonical(NamedTuple):
-    """`appendable`: the next turn of the same conversation repeats these bytes and adds to them."""
+    """What boundaries are cut from."""
 
-    seed: bytes  # model, adapter, salt, template and whatever changes rendering; 8 bytes or more
+    seed: bytes  # 16 bytes: model, adapter, salt, template and whatever changes rendering
     segments: tuple[Segment, ...]
     generation: bool  # the render ends with the generation prompt (an assistant role marker)
     lead: int  # number of leading segments that are system text or tools
@@ -41,6 +66,119 @@ def canonical(
     """None if requests of this path have no prefix chain, or the body has no usable prompt (the engine will say why).
 
     `salt`: the scope's cache salt; the agent passes the body's own `cache_salt`. `day`: ISO date (UTC), used only if the
-    template prints it.
+    template prints it. Never raises on odd input: clients send anything.
     """
-    raise NotImplementedError
+    template = template or Template()
+    if path == "/v1/completions":
+        prompt = _completion(body.get("prompt"))
+        if prompt is None:
+            return None
+        return Canonical(_seed(b"completion", body, template, salt, ""), (prompt,), generation=False, lead=0)
+    conversation = dialects.conversation(path, body)
+    if conversation is None or not conversation.messages:
+        return None
+    segments, lead = _chat(conversation, template)
+    day = day if template.prints_date else ""
+    generation = body.get("add_generation_prompt", True) is not False and body.get("continue_final_message") is not True
+    return Canonical(_seed(b"chat", body, template, salt, day), segments, generation=generation, lead=lead)
+
+
+def _seed(api: bytes, body: Mapping[str, Any], template: Template, salt: str, day: str) -> bytes:
+    model = body.get("model")
+    parts = [SCHEME, api, _bytes(model if isinstance(model, str) else ""), _bytes(salt), _bytes(day)]
+    if api == b"chat":
+        parts.append(_bytes(template.digest))
+    parts += [name.encode() + _json(body[name]) for name in _RENDERING if body.get(name) is not None]
+    # Length-prefixed, so that no salt can pretend to be another model's name (peers.md 81).
+    return mmh3.mmh3_x64_128_digest(b"".join(len(part).to_bytes(4, "little") + part for part in parts))
+
+
+def _completion(prompt: Any) -> Segment | None:
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        prompt = prompt[0]  # a list of one prompt is that prompt; of several, no single prefix
+    if isinstance(prompt, str) and prompt:
+        return Segment("", _bytes(prompt))
+    if isinstance(prompt, list) and prompt and all(isinstance(token, int) and 0 <= token < 1 << 32 for token in prompt):
+        return Segment("", b"".join(token.to_bytes(4, "little") for token in prompt), SegmentKind.TOKENS)
+    return None
+
+
+def _chat(conversation: dialects.Conversation, template: Template) -> tuple[tuple[Segment, ...], int]:
+    segments: list[Segment] = []
+    messages = conversation.messages
+    leading = next((i for i, m in enumerate(messages) if str(m.get("role")) not in _SYSTEM_ROLES), len(messages))
+    for message in messages[:leading]:
+        segments.extend(_message(message, template))
+    if conversation.tools and template.renders_tools:
+        segments.append(Segment("tools", _json(conversation.tools), SegmentKind.JSON))
+    lead = len(segments)
+    for message in messages[leading:]:
+        segments.extend(_message(message, template))
+    return tuple(segments), lead
+
+
+def _message(message: Mapping[str, Any], template: Template) -> Iterator[Segment]:
+    role = _marker(message)
+    reasoning = message.get("reasoning") or message.get("reasoning_content")
+    if isinstance(reasoning, str) and reasoning:
+        yield Segment("reasoning", _text(reasoning, template))
+    yield from _content(role, message.get("content"), template)
+    calls = message.get("tool_calls")
+    if isinstance(calls, list) and calls:
+        yield Segment("calls", b"".join(map(_call, calls)), SegmentKind.JSON)
+
+
+def _marker(message: Mapping[str, Any]) -> str:
+    """Role, and what templates print beside it: a speaker's name, the id of the call that a tool answers."""
+    extra = [message[key] for key in ("name", "tool_call_id") if isinstance(message.get(key), str)]
+    return ":".join([str(message.get("role", "")), *extra])
+
+
+def _content(role: str, content: Any, template: Template) -> Iterator[Segment]:
+    if isinstance(content, str) or not isinstance(content, Sequence):
+        yield Segment(role, _text(content if isinstance(content, str) else "", template))
+        return
+    texts: list[str] = []
+    for part in content:
+        text = _part_text(part)
+        if text is not None:
+            texts.append(text)
+            continue
+        yield Segment(role, _text("\n".join(texts), template))
+        yield Segment("part", mmh3.mmh3_x64_128_digest(_json(part)), SegmentKind.OPAQUE)
+        role, texts = "", []
+    if texts or role:
+        yield Segment(role, _text("\n".join(texts), template))  # vLLM joins text parts with a newline
+
+
+def _part_text(part: Any) -> str | None:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping):
+        return None
+    text = part.get("text", part.get("refusal"))
+    return text if isinstance(text, str) else None
+
+
+def _call(call: Any) -> bytes:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return b"\x1d" + _json(call)
+    arguments = function.get("arguments")
+    raw = _bytes(arguments) if isinstance(arguments, str) else _json(arguments)
+    return b"\x1d" + _bytes(str(function.get("name", ""))) + b" " + raw
+
+
+def _text(text: str, template: Template) -> bytes:
+    return _bytes(text.strip() if template.trims else text)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", _SURROGATES)
+
+
+def _json(value: Any) -> bytes:
+    try:
+        return msgspec.json.encode(value)
+    except (UnicodeEncodeError, TypeError, ValueError, RecursionError, OverflowError):
+        return repr(value).encode("utf-8", _SURROGATES)

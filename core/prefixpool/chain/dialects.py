@@ -1,0 +1,175 @@
+"""Bodies of the chat-like APIs as one list of chat messages, the way vLLM converts them before it renders.
+
+Sources: vLLM 0.32 entrypoints/anthropic/serving.py and entrypoints/openai/responses/utils.py. What vLLM would refuse is
+skipped here: the engine answers such requests itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+# Claude Code puts a per-request hash there; vLLM strips it, because it would defeat prefix caching.
+_BILLING = "x-anthropic-billing-header"
+
+
+class Conversation(NamedTuple):
+    """Chat messages as vLLM's chat API knows them, and tools as the template sees them."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Any]
+
+
+def conversation(path: str, body: Mapping[str, Any]) -> Conversation | None:
+    """None for paths without a conversation, or bodies without a usable one."""
+    if path == "/v1/chat/completions":
+        return _chat(body)
+    if path in ("/v1/messages", "/v1/messages/count_tokens"):
+        return _anthropic(body)
+    if path == "/v1/responses":
+        return _responses(body)
+    return None
+
+
+def _chat(body: Mapping[str, Any]) -> Conversation | None:
+    messages = _mappings(body.get("messages"))
+    return None if messages is None else Conversation(messages, _list(body.get("tools")))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mappings(value: Any) -> list[Mapping[str, Any]] | None:
+    return value if isinstance(value, list) and all(isinstance(item, Mapping) for item in value) else None
+
+
+# -- Anthropic messages ---------------------------------------------------------------------------------------------------
+
+
+def _anthropic(body: Mapping[str, Any]) -> Conversation | None:
+    turns = _mappings(body.get("messages"))
+    if turns is None:
+        return None
+    messages: list[Mapping[str, Any]] = []
+    if system := _system_text(body.get("system")):
+        messages.append({"role": "system", "content": system})
+    for turn in turns:
+        messages.extend(_anthropic_turn(turn))
+    tools = [_anthropic_tool(tool) for tool in _mappings(body.get("tools")) or ()]
+    return Conversation(messages, tools)
+
+
+def _system_text(system: Any) -> str:
+    if isinstance(system, str):
+        return system
+    texts = [block.get("text") for block in _list(system) if isinstance(block, Mapping)]
+    return "".join(text for text in texts if isinstance(text, str) and not text.startswith(_BILLING))
+
+
+def _anthropic_turn(turn: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    content = turn.get("content")
+    if turn.get("role") == "system":
+        text = _system_text(content)
+        return [{"role": "system", "content": text}] if text else []
+    if not isinstance(content, list):
+        return [turn]
+    before: list[Mapping[str, Any]] = []  # tool results become messages of their own, ahead of the turn's text
+    message: dict[str, Any] = {"role": turn.get("role")}
+    parts: list[Any] = []
+    for block in content:
+        if isinstance(block, Mapping):
+            _anthropic_block(block, message, parts, before)
+    if parts:
+        message["content"] = parts
+    empty_user = turn.get("role") == "user" and not parts
+    return before if empty_user else [*before, message]
+
+
+def _anthropic_block(
+    block: Mapping[str, Any], message: dict[str, Any], parts: list[Any], before: list[Mapping[str, Any]]
+) -> None:
+    kind = block.get("type")
+    if kind == "text" and block.get("text"):
+        parts.append(block)
+    elif kind == "image":
+        parts.append({"type": "image", "source": block.get("source")})
+    elif kind == "thinking":
+        message["reasoning"] = message.get("reasoning", "") + str(block.get("thinking") or "")
+    elif kind == "tool_use":
+        arguments = msgspec.json.encode(block.get("input") or {}).decode()
+        function = {"name": block.get("name", ""), "arguments": arguments}
+        message.setdefault("tool_calls", []).append({"function": function})
+    elif kind == "tool_result":
+        before.append({"role": "tool", "tool_call_id": block.get("tool_use_id", ""), "content": _tool_result(block)})
+
+
+def _tool_result(block: Mapping[str, Any]) -> Any:
+    content = block.get("content")
+    return content if isinstance(content, str | list) else ""
+
+
+def _anthropic_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    keys = {"name": "name", "description": "description", "input_schema": "parameters"}
+    return {"type": "function", "function": {new: tool[old] for old, new in keys.items() if tool.get(old) is not None}}
+
+
+# -- OpenAI responses -----------------------------------------------------------------------------------------------------
+
+
+def _responses(body: Mapping[str, Any]) -> Conversation | None:
+    messages: list[dict[str, Any]] = []
+    if isinstance(body.get("instructions"), str) and body["instructions"]:
+        messages.append({"role": "system", "content": body["instructions"]})
+    given = body.get("input")
+    if isinstance(given, str):
+        messages.append({"role": "user", "content": given})
+    elif (items := _mappings(given)) is not None:
+        for item in items:
+            _response_item(item, messages)
+    else:
+        return None
+    return Conversation(messages, [_responses_tool(tool) for tool in _list(body.get("tools"))])
+
+
+def _response_item(item: Mapping[str, Any], messages: list[dict[str, Any]]) -> None:
+    kind = item.get("type", "message")
+    if kind in ("function_call", "custom_tool_call"):
+        arguments = item.get("arguments", item.get("input", ""))
+        call = {"function": {"name": item.get("name", ""), "arguments": arguments}}
+        _assistant(messages).setdefault("tool_calls", []).append(call)
+    elif kind in ("function_call_output", "custom_tool_call_output"):
+        messages.append({"role": "tool", "tool_call_id": item.get("call_id", ""), "content": item.get("output")})
+    elif kind == "reasoning":
+        _assistant(messages, without="reasoning")["reasoning"] = _reasoning(item)
+    elif item.get("role") == "assistant":
+        _assistant(messages, without="content")["content"] = item.get("content")
+    else:
+        messages.append(dict(item))
+
+
+def _assistant(messages: list[dict[str, Any]], without: str = "") -> dict[str, Any]:
+    """The assistant message under construction: consecutive items (reasoning, text, calls) are one message."""
+    last = messages[-1] if messages else None
+    if last is None or last.get("role") != "assistant" or (without and last.get(without) is not None):
+        last = {"role": "assistant"}
+        messages.append(last)
+    return last
+
+
+def _reasoning(item: Mapping[str, Any]) -> str:
+    for field in ("content", "summary"):
+        blocks = _list(item.get(field))
+        if blocks and isinstance(blocks[0], Mapping) and isinstance(blocks[0].get("text"), str):
+            return str(blocks[0]["text"])
+    return ""
+
+
+def _responses_tool(tool: Any) -> Any:
+    """Responses tools are flat; templates see the chat form."""
+    if isinstance(tool, Mapping) and tool.get("type") == "function" and "function" not in tool:
+        fields = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
+        return {"type": "function", "function": fields}
+    return tool
