@@ -2,7 +2,7 @@
 
 A settings struct is frozen, keyword-only, and every field is `Annotated[type, msgspec.Meta(description=...)]`. From it come
 the command-line flags (`--listen-port`), the environment variables (`<PREFIX>_LISTEN_PORT`), `--help`, and the table in
-docs/reference/settings.md. Flags win over the environment, which wins over the default.
+docs/reference/settings.md. Flags win over the environment, which wins over the default. Flags of lists may be repeated.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def parse(
             dest=option.field,
             metavar=option.type_name.upper(),
             default=None,
+            action="append" if option.type_name == "list" else "store",
             help=f"{option.description} ({default}; env {option.env})".replace("%", "%%"),
         )
     flags = vars(parser.parse_args(argv))
@@ -71,9 +72,9 @@ def parse(
         raise SettingsError(str(error)) from error
 
 
-def _raw(option: Option, flag: str | None, env: Mapping[str, str]) -> tuple[str | None, str]:
+def _raw(option: Option, flag: str | list[str] | None, env: Mapping[str, str]) -> tuple[str | None, str]:
     if flag is not None:
-        return flag, option.flag
+        return flag if isinstance(flag, str) else ",".join(flag), option.flag
     return env.get(option.env), option.env
 
 

@@ -1,0 +1,89 @@
+"""Settings of the router: the reference for `prefixpool-router --help` and docs/reference/settings.md."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from prefixpool import names
+
+PREFIX: Final = "PREFIXPOOL_ROUTER"
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0)]
+
+
+class LogLevel(StrEnum):
+    """Prompt text and token ids are in no log line at any of these levels."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    """One JSON object a line for machines, or words for a terminal."""
+
+    JSON = "json"
+    TEXT = "text"
+
+
+class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One router process, or the parent of several (`workers`)."""
+
+    # Replicas
+    replica: Annotated[
+        tuple[str, ...],
+        Meta(description="NAME=ENGINE_URL[,AGENT_URL], once for each replica; without agent: routed by what was sent there"),
+    ] = ()
+    members: Annotated[str, Meta(description="JSON file with the replicas, read again on change; instead of --replica")] = ""
+    members_interval_s: Annotated[float, Meta(description="between two looks at the member file", gt=0)] = 0.5
+    engine_key_file: Annotated[
+        str, Meta(description="file whose first line is the pool's key for engines and agents; empty: none is sent")
+    ] = ""
+
+    # Listening
+    host: Annotated[str, Meta(description="address for clients")] = "127.0.0.1"
+    port: Annotated[Port, Meta(description="port for clients; 0: any free one")] = names.ROUTER_PORT
+    admin_host: Annotated[str, Meta(description="address for metrics, health, state and explain")] = "127.0.0.1"
+    admin_port: Annotated[Port, Meta(description="port for metrics, health, state and explain; 0: any free one")] = (
+        names.ROUTER_ADMIN_PORT
+    )
+    workers: Annotated[int, Meta(description="processes that share the client port", ge=1, le=64)] = 1
+    name: Annotated[str, Meta(description="how agents and logs call this router; empty: host name and process id")] = ""
+
+    # Routing
+    policy: Annotated[str, Meta(description="prefix, chwbl, least_load, round_robin, random or session", min_length=1)] = (
+        "prefix"
+    )
+    index_bytes: Annotated[
+        int, Meta(description="memory for the prefix index; beyond it the least useful boundaries go first", ge=1 << 20)
+    ] = 256 << 20
+    history_ttl_s: Annotated[
+        Seconds, Meta(description="how long a replica without agent is believed to hold what was sent there; 0: not at all")
+    ] = 300.0
+    agent_grace_s: Annotated[
+        Seconds, Meta(description="how long a replica's agent may be missing before the replica is used without it")
+    ] = 4.0
+    warmup_s: Annotated[
+        Seconds, Meta(description="how long a new router waits, not ready, for the first picture of every replica's cache")
+    ] = 5.0
+    probe_interval_s: Annotated[
+        float, Meta(description="between two health probes of a replica that has no agent or is down", gt=0)
+    ] = 1.0
+
+    # Stopping
+    drain_accept_s: Annotated[
+        Seconds, Meta(description="after SIGTERM: not ready, but still accepting, until everyone has noticed")
+    ] = 5.0
+    drain_timeout_s: Annotated[Seconds, Meta(description="how long running answers may then take to end")] = 60.0
+
+    # Telling
+    explain_last: Annotated[int, Meta(description="decisions kept for /explain", ge=0, le=100_000)] = 512
+    log_level: Annotated[LogLevel, Meta(description="least severe line that is written")] = LogLevel.INFO
+    log_format: Annotated[LogFormat, Meta(description="of log lines")] = LogFormat.TEXT
