@@ -1,0 +1,130 @@
+"""What one replica is believed to hold: one column of the index (facts) and of the overlay (promises).
+
+A dispatched request promises its prefix to the replica at once, so that the next request for the same text follows it while
+the first is still being computed. Where an agent tells facts, a promise ends shortly after its request; where none does,
+promises are all there is, and last for the history's time to live.
+
+A closed picture ignores everything: late frames of a replica that left, or a request that ends after an engine restart,
+change nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from prefixpool.index import Level, PrefixIndex
+from prefixpool.predicted import NOTHING, Predicted
+from prefixpool.wire import Tier
+
+CONFIRM_S: Final = 1.0  # after its end, by when the agent must have told; events come within milliseconds
+LONGEST_REQUEST_S: Final = 3600.0  # a promise of a running request ends then, whatever became of it
+
+
+class Knowledge:
+    """Facts and promises of all replicas."""
+
+    def __init__(self, capacity: int) -> None:
+        self.index = PrefixIndex(capacity)
+        self.predicted = Predicted(capacity // 2)
+
+    def match(self, hashes: Sequence[int], block_tokens: int) -> list[Level]:
+        """Holders of a prefix, promises included."""
+        return self.index.match(hashes, block_tokens, self.predicted.marks)
+
+    def depth(self, boundary: int) -> int:
+        """Token depth of a boundary that anybody holds; 0: unknown."""
+        levels = self.index.match((boundary,), 0, self.predicted.marks)
+        return levels[0].tokens if levels else 0
+
+
+class Picture:
+    """One replica's column. No clock: times are handed in, in seconds of any one clock."""
+
+    def __init__(self, knowledge: Knowledge) -> None:
+        self._knowledge = knowledge
+        self._column = knowledge.index.open_column()
+        self._lingering: deque[tuple[float, int]] = deque()  # (deadline, ticket) of requests that ended well
+        self.closed = False
+
+    @property
+    def bit(self) -> int:
+        """The column's bit in `Level` masks; 0: closed."""
+        return 0 if self.closed else 1 << 3 * self._column
+
+    @property
+    def boundaries(self) -> int:
+        """Facts."""
+        return 0 if self.closed else self._knowledge.index.count(self._column)
+
+    @property
+    def promised(self) -> int:
+        """Boundaries on promises."""
+        return 0 if self.closed else self._knowledge.predicted.count(self._column)
+
+    def close(self) -> None:
+        """Forget everything at once; the index cleans up in small steps (`PrefixIndex.sweep`)."""
+        if not self.closed:
+            self.closed = True
+            self._lingering.clear()
+            self._knowledge.predicted.drop_column(self._column)
+            self._knowledge.index.drop_column(self._column)
+
+    def publish(self, hashes: Sequence[int], depths: Sequence[int], tier: Tier) -> None:
+        """The agent's word: these are resident."""
+        if not self.closed:
+            self._knowledge.index.add(self._column, hashes, depths, tier)
+
+    def retract(self, hashes: Sequence[int], tier: Tier) -> None:
+        """The agent's word: these are gone."""
+        if not self.closed:
+            self._knowledge.index.remove(self._column, hashes, tier)
+
+    def promise(self, hashes: Sequence[int], depths: Sequence[int], until: float) -> Promise:
+        """A request with these boundaries was sent there."""
+        ticket = NOTHING if self.closed else self._knowledge.predicted.add(self._column, hashes, depths, until)
+        return Promise(self, ticket)
+
+    def expire(self, now: float) -> None:
+        """End the promises of requests that ended `CONFIRM_S` ago; overlay deadlines are `Predicted.expire`'s."""
+        while self._lingering and self._lingering[0][0] <= now:
+            self.end(self._lingering.popleft()[1])
+
+    def linger(self, ticket: int, until: float) -> None:
+        """End a promise at that time; times only grow."""
+        if not self.closed:
+            self._lingering.append((until, ticket))
+
+    def end(self, ticket: int) -> None:
+        """End a promise now."""
+        if not self.closed and ticket != NOTHING:
+            self._knowledge.predicted.remove(ticket)
+
+
+class Promise:
+    """The promise of one request; the first of `confirm_by`, `keep` and `undo` counts."""
+
+    __slots__ = ("_picture", "_ticket")
+
+    def __init__(self, picture: Picture, ticket: int) -> None:
+        self._picture: Picture | None = picture
+        self._ticket = ticket
+
+    def confirm_by(self, until: float) -> None:
+        """Served by a replica whose agent tells facts: those take over."""
+        if picture := self._take():
+            picture.linger(self._ticket, until)
+
+    def keep(self) -> None:
+        """Served by a replica without facts: believed until the deadline given at the start."""
+        self._take()
+
+    def undo(self) -> None:
+        """Came to nothing."""
+        if picture := self._take():
+            picture.end(self._ticket)
+
+    def _take(self) -> Picture | None:
+        picture, self._picture = self._picture, None
+        return picture

@@ -1,0 +1,79 @@
+"""Every metric of the router, declared once. Labels are bounded: replicas are members of the pool, the rest are enums."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics import MetricWrapperBase
+
+# A decision is tens to hundreds of microseconds (research: prefix_index.md).
+_DECISION_S: Final = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.02, 0.1)
+_TOKENS: Final = (0, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
+
+
+class RoutingMetrics:
+    """What routing counts; the edge's are in the same registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._by_replica: list[MetricWrapperBase] = []
+        self._registry = registry
+
+        # Decisions
+        self.decisions = self._counter("decisions", "Requests sent to a replica, by why it was chosen", "replica", "reason")
+        self.refusals = self._counter("refusals", "Requests for which no replica was left, by cause", "cause")
+        self.abandoned = self._counter("abandoned", "Attempts given up before anything reached a client", "replica", "why")
+        self.decision_seconds = Histogram(
+            "prefixpool_router_decision_seconds", "Parsed request to chosen replica", buckets=_DECISION_S, registry=registry
+        )
+
+        # Closed loop
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of answers, as engines counted them", "replica")
+        self.predicted_tokens = self._counter("predicted_cached_tokens", "Cached tokens expected of the same", "replica")
+        self.cached_tokens = self._counter("cached_tokens", "Cached tokens that engines reported for the same", "replica")
+        self.prediction_error = Histogram(
+            "prefixpool_router_prediction_error_tokens",
+            "Difference between predicted and actual cached tokens of one answer",
+            ("replica", "direction"),
+            buckets=_TOKENS,
+            registry=registry,
+        )
+        self._by_replica.append(self.prediction_error)
+        self.trust = self._gauge("replica_trust_ratio", "How far predictions for a replica are believed, 0 to 1", "replica")
+
+        # Knowledge of the fleet
+        self.replicas = self._gauge("replicas", "Members of the pool, by whether requests are sent to them", "usable")
+        self.mode = self._gauge("replica_mode", "1 for the mode in which a replica's cache is known", "replica", "mode")
+        self.usable = self._gauge("replica_usable", "1 if requests are sent to the replica", "replica")
+        self.inflight = self._gauge("replica_inflight_requests", "Requests in a replica, of all routers", "replica")
+        self.own_inflight = self._gauge("replica_own_inflight_requests", "Requests of this router in a replica", "replica")
+        self.mode_changes = self._counter(
+            "replica_mode_changes", "Changes of a replica's mode, by the new one", "replica", "mode"
+        )
+        self.stream_losses = self._counter("agent_stream_losses", "Agent streams that broke or fell silent", "replica")
+        self.snapshots = self._counter("agent_snapshots", "Pictures of a replica's cache begun from scratch", "replica")
+        self.unconfirmed = self._counter(
+            "unconfirmed_boundaries", "Boundaries expected after a request, never seen", "replica"
+        )
+
+        # Memory
+        self.boundaries = self._gauge("index_boundaries", "Boundaries in the prefix index")
+        self.evictions = self._counter("index_evictions", "Boundaries dropped because the index was full")
+        self.loop_lag = self._gauge("loop_lag_seconds", "How late the event loop ran its last quarter-second tick")
+
+    def forget(self, replica: str) -> None:
+        """Remove the series of a replica that left the pool."""
+        for metric in self._by_replica:
+            metric.remove_by_labels({"replica": replica})
+
+    def _counter(self, what: str, help_text: str, *labels: str) -> Counter:
+        metric = Counter(f"prefixpool_router_{what}", help_text, labels, registry=self._registry)
+        if "replica" in labels:
+            self._by_replica.append(metric)
+        return metric
+
+    def _gauge(self, what: str, help_text: str, *labels: str) -> Gauge:
+        metric = Gauge(f"prefixpool_router_{what}", help_text, labels, registry=self._registry)
+        if "replica" in labels:
+            self._by_replica.append(metric)
+        return metric
