@@ -1,11 +1,31 @@
-"""Which replica holds which boundary, in which tier: one index for all replicas (research: prefix_index.md)."""
+"""Which replica holds which boundary, in which tier: one index for all replicas (research: prefix_index.md).
+
+256 dicts by the low bits of the hash (the resize of one dict of a million entries would stall the router for 60 ms), values
+packed into one int (not tracked by the garbage collector, unlike tuples):
+
+    bits 0..22  token depth | bit 23  seen again, for eviction | from bit 24 on: 3 bits a column: device, host, disk
+
+One lookup serves all replicas, so a match costs hardly more for 256 of them than for 8.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import nlargest
+from itertools import dropwhile, islice
+from typing import Final, NamedTuple
 
 from prefixpool.wire import Tier
+
+SHARDS: Final = 256
+LOW: Final = SHARDS - 1
+SHIFT: Final = 24
+SEEN_AGAIN: Final = 1 << 23
+MAX_DEPTH: Final = SEEN_AGAIN - 1
+HOLDERS: Final = -1 << SHIFT  # everything but depth and flag
+HASH_BYTES: Final = 36  # a 64-bit int object
+DICT_BYTES: Final = 62  # one slot of a dict, at the mean load between two resizes
 
 
 class Level(NamedTuple):
@@ -16,32 +36,186 @@ class Level(NamedTuple):
     held: int  # columns that hold it in any tier
 
 
+def capacity(budget_bytes: int, columns: int) -> int:
+    """How many boundaries fit into a budget, if every value grows to the width of all columns (bench/memory.py)."""
+    return max(SHARDS, budget_bytes // (HASH_BYTES + DICT_BYTES + _value_bytes(columns)))
+
+
+def _value_bytes(columns: int) -> int:
+    return 28 + 4 * ((SHIFT + 3 * columns) // 30)
+
+
 class PrefixIndex:
-    """Not thread-safe: one owner. `capacity` bounds the number of boundaries (see bytes_per_boundary in bench)."""
+    """Not thread-safe: one owner. `capacity` bounds the number of boundaries, `evicted` counts those it cost."""
 
     def __init__(self, capacity: int) -> None:
-        raise NotImplementedError
+        self.evicted = 0
+        self._shards: list[dict[int, int]] = [{} for _ in range(SHARDS)]
+        self._full = max(1, capacity // SHARDS)
+        self._disk = bytearray(SHARDS)  # 1: this shard may have boundaries that only disks hold
+        self._live = 0  # bit 3 * column of every open column
+        self._counts: list[int] = []
+        self._free: list[int] = []
+        self._dead: list[tuple[int, int]] = []  # (dropped column, shards still to clean)
+
+    def __len__(self) -> int:
+        """Boundaries, those of dropped columns included until they are swept."""
+        return sum(map(len, self._shards))
+
+    @property
+    def approximate_bytes(self) -> int:
+        """Memory of the index; a few microseconds."""
+        return sum(map(sys.getsizeof, self._shards)) + len(self) * (HASH_BYTES + _value_bytes(len(self._counts)))
+
+    def count(self, column: int) -> int:
+        """Boundaries that a column holds in any tier."""
+        return self._counts[column]
+
+    # -- columns
 
     def open_column(self) -> int:
         """An empty column for a (re)started replica."""
-        raise NotImplementedError
+        if self._free:
+            column = self._free.pop()
+        else:
+            column = len(self._counts)
+            self._counts.append(0)
+        self._live |= 1 << 3 * column
+        return column
 
     def drop_column(self, column: int) -> None:
-        """Forget a replica at once; call `sweep()` until it returns False to free its bits."""
-        raise NotImplementedError
+        """Forget a replica at once; call `sweep()` until it returns False to free its bits.
+
+        Raises ValueError if the column is not open.
+        """
+        if not self._live >> 3 * column & 1:
+            raise ValueError(f"column {column} is not open")
+        self._live &= ~(1 << 3 * column)
+        self._dead.append((column, SHARDS))
 
     def sweep(self) -> bool:
-        """Do one small step of cleaning; True while more is left."""
-        raise NotImplementedError
+        """Do one small step of cleaning (one shard, some ms at most); True while more is left."""
+        if not self._dead:
+            return False
+        column, left = self._dead[0]
+        if self._counts[column]:
+            left -= 1
+            self._clear(column, list(self._shards[left]), 0b111)
+        if left and self._counts[column]:
+            self._dead[0] = column, left
+        else:
+            del self._dead[0]
+            self._free.append(column)
+        return bool(self._dead)
+
+    # -- residency
 
     def add(self, column: int, hashes: Sequence[int], depths: Sequence[int], tier: Tier) -> None:
-        """Record boundaries with their token depths."""
-        raise NotImplementedError
+        """Record boundaries with their token depths. Adding one again spares it from eviction once."""
+        shards, full = self._shards, self._full
+        base = SHIFT + 3 * column
+        own, bit, new = 0b111 << base, 1 << base + tier - 1, 0
+        for key, depth in zip(hashes, depths, strict=True):
+            shard = shards[key & LOW]
+            value = shard.get(key)
+            if value is None:
+                if len(shard) >= full:
+                    self._evict(key & LOW)
+                value = min(depth, MAX_DEPTH)
+                if tier == Tier.DISK:
+                    self._disk[key & LOW] = 1
+            else:
+                value |= SEEN_AGAIN
+            new += not value & own
+            shard[key] = value | bit
+        self._counts[column] += new
 
     def remove(self, column: int, hashes: Iterable[int], tier: Tier) -> None:
-        """Clear one tier of one replica."""
-        raise NotImplementedError
+        """Clear one tier of one replica. Unknown boundaries are ignored."""
+        self._clear(column, hashes, 1 << tier - 1)
 
-    def match(self, hashes: Sequence[int], block_tokens: int) -> list[Level]:
-        """Levels from shallow to deep. Boundaries shallower than one block count as always held."""
-        raise NotImplementedError
+    def match(self, hashes: Sequence[int], block_tokens: int, overlay: Mapping[int, int] | None = None) -> list[Level]:
+        """Levels from shallow to deep; a column's depth is that of the last level it is in.
+
+        Boundaries shallower than one block count as always held, and one that this index itself may have evicted says
+        nothing; apart from those, the first boundary that a column lacks ends its prefix. `overlay`: `Predicted.marks`.
+        """
+        values = self._values(hashes, overlay)
+        if not any(values):
+            return []
+        device = held = self._live
+        mask, last, levels = -1, 0, list[Level]()
+        for value in dropwhile(lambda value: value & MAX_DEPTH < max(block_tokens, 1), values):
+            if not value:
+                if self.evicted:
+                    continue
+                break
+            if (holders := value >> SHIFT) != mask:
+                fewer = held & (holders | holders >> 1 | holders >> 2)
+                if last and (fewer != held or device & holders != device):
+                    levels.append(Level(last & MAX_DEPTH, device, held))
+                mask, device, held = holders, device & holders, fewer
+                if not held:
+                    return levels
+            last = value
+        if last:
+            levels.append(Level(last & MAX_DEPTH, device, held))
+        return levels
+
+    def _values(self, hashes: Sequence[int], overlay: Mapping[int, int] | None) -> list[int]:
+        """What is known of each boundary; 0: nothing."""
+        shards = self._shards
+        values = [shards[key & LOW].get(key, 0) for key in hashes]
+        if not overlay:
+            return values
+        extras = [overlay.get(key, 0) for key in hashes]
+        if not any(extras):
+            return values
+        return [value | extra & HOLDERS if value else extra for value, extra in zip(values, extras, strict=True)]
+
+    # -- inside
+
+    def _clear(self, column: int, hashes: Iterable[int], tiers: int) -> None:
+        shards, base = self._shards, SHIFT + 3 * column
+        own, bits, gone = 0b111 << base, tiers << base, 0
+        for key in hashes:
+            shard = shards[key & LOW]
+            value = shard.get(key, 0)
+            if not value & bits:
+                continue
+            rest = value & ~bits
+            gone += not rest & own
+            if rest >> SHIFT:
+                shard[key] = rest
+                self._disk[key & LOW] = 1  # what is left may be on disks only
+            else:
+                del shard[key]
+        self._counts[column] -= gone
+
+    def _evict(self, number: int) -> None:
+        """Make room: the deepest boundaries that only disks hold; else, second chance in order of age.
+
+        In batches: a scan of the shard frees a sixteenth of it, and walking a dict from the front steps over deleted slots.
+        """
+        shard, batch = self._shards[number], max(1, self._full // 16)
+        if self._disk[number]:
+            near = (self._live | self._live << 1) << SHIFT
+            disk_only = [key for key, value in shard.items() if not value & near]
+            self._disk[number] = len(disk_only) > batch
+            for key in nlargest(batch, disk_only, key=lambda key: shard[key] & MAX_DEPTH):
+                self._forget(shard.pop(key))
+        while len(shard) >= self._full:
+            for key in list(islice(shard, 16)):
+                value = shard.pop(key)
+                if value & SEEN_AGAIN:
+                    shard[key] = value ^ SEEN_AGAIN
+                else:
+                    self._forget(value)
+
+    def _forget(self, value: int) -> None:
+        self.evicted += 1
+        holders = value >> SHIFT
+        while holders:
+            column = ((holders & -holders).bit_length() - 1) // 3
+            self._counts[column] -= 1
+            holders &= ~(0b111 << 3 * column)

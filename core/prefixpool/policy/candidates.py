@@ -1,0 +1,249 @@
+"""The replicas that a request may go to, with everything policies derive from their loads and costs.
+
+Derived numbers are kept where loads change (a few hundred times a second), not computed per decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from operator import attrgetter
+from statistics import median_high
+from typing import Final
+
+import mmh3
+
+from prefixpool.policy import cost
+from prefixpool.ring import Ring
+from prefixpool.wire import Costs
+
+UNKNOWN: Final = -1
+
+FULL: Final = 0.9  # a replica whose cache is fuller than this is no newcomer, however little it holds
+
+_weight = attrgetter("weight_s")
+
+
+class Candidate:
+    """One replica. Its owner creates it and changes it through `Candidates` only; policies read it.
+
+    Slotted and shared on purpose: 64 of them are read per decision.
+    """
+
+    __slots__ = (
+        "bit",
+        "costs",
+        "device_tokens",
+        "free_tokens",
+        "fresh",
+        "inflight",
+        "load_s_per_token",
+        "name",
+        "pending_tokens",
+        "rates",
+        "refill_s",
+        "resident",
+        "seed",
+        "share",
+        "trust",
+        "wait_s",
+        "weight_s",
+    )
+
+    def __init__(self, name: str, *, bit: int = 0, device_tokens: int = 0) -> None:
+        self.name = name
+        self.seed: int = mmh3.hash64(name, signed=False)[0]
+        self.bit = bit  # 1 << 3 * index column; 0: holds nothing that we know of
+        self.device_tokens = device_tokens  # capacity of the device tier; 0 = unknown
+        self.inflight = 0  # all routers together: the agent's count plus own dispatches it has not reported yet
+        self.pending_tokens = 0  # uncached prompt tokens dispatched and not yet prefilled
+        self.free_tokens = UNKNOWN  # device tokens neither in use nor cached
+        self.resident = 0  # boundaries it is known to hold, for finding newcomers
+        self.costs = Costs()  # as measured; zeros are filled in, see `rates`
+        self.load_s_per_token = 0.0  # bringing a token back from the tier below; 0 = not measured
+        self.trust = 1.0  # 0..1: how far predictions for this replica are believed (closed loop)
+        # Derived by `Candidates`:
+        self.rates = cost.DEFAULT_RATES  # `costs` with what is not measured filled in
+        self.wait_s = 0.0  # until its queued prefill is done
+        self.weight_s = 0.0  # what any request costs there, whatever it brings: wait and own decoding
+        self.share = 0.0  # weighted decodes that a prefill there slows down
+        self.refill_s = 0.0  # per token taken from its cache
+        self.fresh = True  # new or emptied, and holds much less than the others
+
+    @property
+    def fullness(self) -> float:
+        """Of the device tier, 0..1; 1 where it is not known."""
+        if self.free_tokens == UNKNOWN or not self.device_tokens:
+            return 1.0
+        return min(1.0, max(0.0, 1.0 - self.free_tokens / self.device_tokens))
+
+
+class Candidates:
+    """Never shared between threads. Iterates over all members, the lightest first."""
+
+    ring: Ring
+    tau_s: float  # prefill of a typical request: what a wait is compared with
+    loads: dict[str, int]  # requests in flight by name
+    by_bit: dict[int, Candidate]
+    mask: int  # all bits
+    total_inflight: int
+    total_wait_s: float
+    _order: list[Candidate]
+    _order_due: bool
+    _newcomers: list[Candidate]
+    _newcomers_due: bool
+
+    def __init__(self, members: Iterable[Candidate] = ()) -> None:
+        self._members = {member.name: member for member in members}
+        self._rebuild()
+
+    # -- members
+
+    def add(self, candidate: Candidate) -> None:
+        """A new member, or another under the same name."""
+        self._members[candidate.name] = candidate
+        self._rebuild()
+
+    def remove(self, name: str) -> None:
+        """Unknown names are ignored."""
+        if self._members.pop(name, None):
+            self._rebuild()
+
+    def without(self, names: Collection[str]) -> Candidates:
+        """The same but for some members, for one decision; shares members and ring, so don't update it."""
+        rest = Candidates.__new__(Candidates)
+        rest._members = {name: member for name, member in self._members.items() if name not in names}
+        rest.ring, rest.tau_s = self.ring, self.tau_s
+        rest._sum_up()
+        rest._newcomers = [member for member in self.newcomers if member.name not in names]
+        rest._newcomers_due = False
+        return rest
+
+    def get(self, name: str) -> Candidate | None:
+        """The member of that name."""
+        return self._members.get(name)
+
+    def __getitem__(self, name: str) -> Candidate:
+        return self._members[name]
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return iter(self.by_weight)
+
+    # -- numbers
+
+    def update(
+        self,
+        name: str,
+        *,
+        inflight: int | None = None,
+        pending_tokens: int | None = None,
+        free_tokens: int | None = None,
+        resident: int | None = None,
+        trust: float | None = None,
+    ) -> None:
+        """Set what changed; about a microsecond. Raises KeyError for unknown names.
+
+        `resident` (`PrefixIndex.count`, or `Predicted.count` for a replica without events) falling to 0 makes a newcomer.
+        """
+        member = self._members[name]
+        if inflight is not None:
+            self.total_inflight += inflight - member.inflight
+            member.inflight = self.loads[name] = inflight
+        if pending_tokens is not None:
+            member.pending_tokens = pending_tokens
+        if free_tokens is not None:
+            member.free_tokens = free_tokens
+        if trust is not None:
+            member.trust = trust
+        if resident is not None:
+            member.fresh = member.fresh or (resident == 0 < member.resident)
+            member.resident = resident
+            self._newcomers_due = self._newcomers_due or member.fresh
+        self._derive(member)
+
+    def set_costs(self, name: str, costs: Costs, load_s_per_token: float = 0.0) -> None:
+        """What the agent measured; zeros are filled in. Raises KeyError for unknown names."""
+        member = self._members[name]
+        member.costs, member.load_s_per_token = costs, load_s_per_token
+        self._fill_in()
+
+    def set_place(self, name: str, *, bit: int, device_tokens: int) -> None:
+        """Its index column (another one after each restart) and its capacity. Raises KeyError for unknown names."""
+        member = self._members[name]
+        member.bit, member.device_tokens = bit, device_tokens
+        self._fill_in()
+
+    # -- what policies read
+
+    @property
+    def mean_inflight(self) -> float:
+        return self.total_inflight / len(self._members)
+
+    @property
+    def mean_wait_s(self) -> float:
+        return max(0.0, self.total_wait_s / len(self._members))
+
+    @property
+    def by_weight(self) -> list[Candidate]:
+        """All members, the lightest first. Sorted again only after an update, and then it is nearly sorted already."""
+        if self._order_due:
+            self._order.sort(key=_weight)
+            self._order_due = False
+        return self._order
+
+    @property
+    def newcomers(self) -> list[Candidate]:
+        """Members that hold less than half of what the others do, since they joined or lost their cache."""
+        if self._newcomers_due:
+            self._settle()
+            self._newcomers_due = False
+        return self._newcomers
+
+    # -- upkeep
+
+    def _rebuild(self) -> None:
+        self.ring = Ring(self._members)
+        self._fill_in()
+
+    def _fill_in(self) -> None:
+        pool = cost.pool_rates([member.costs for member in self._members.values()])
+        self.tau_s = pool.prefill_s(cost.TYPICAL_UNCACHED_TOKENS, 0)
+        for member in self._members.values():
+            member.rates = cost.rates(member.costs, pool)
+        self._sum_up()
+        for member in self._members.values():
+            self._derive(member)
+
+    def _sum_up(self) -> None:
+        members = self._members.values()
+        self.loads = {member.name: member.inflight for member in members}
+        self.by_bit = {member.bit: member for member in members if member.bit}
+        self.mask = sum(self.by_bit)
+        self.total_inflight = sum(self.loads.values())
+        self.total_wait_s = sum(member.wait_s for member in members)
+        self._order, self._order_due = list(members), True
+        self._newcomers, self._newcomers_due = list[Candidate](), True
+
+    def _derive(self, member: Candidate) -> None:
+        rates, batch = member.rates, member.inflight
+        wait_s = rates.prefill_s(member.pending_tokens, 0) + rates.step_s if member.pending_tokens else 0.0
+        self.total_wait_s += wait_s - member.wait_s
+        member.wait_s = wait_s
+        member.weight_s = wait_s + cost.DECODE_WEIGHT * rates.output_tokens * (
+            rates.step_s + batch * rates.step_s_per_sequence
+        )
+        member.share = cost.DECODE_WEIGHT * batch
+        member.refill_s = cost.REUSE * member.fullness * min(rates.p1, member.load_s_per_token or rates.p1)
+        self._order_due = True
+
+    def _settle(self) -> None:
+        fresh = [member for member in self._order if member.fresh]
+        settled = [member.resident for member in self._order if not member.fresh]
+        bar = median_high(settled) / 2 if settled else 0.0
+        for member in fresh:
+            member.fresh = (
+                member.resident < bar and member.bit != 0 and not (member.free_tokens != UNKNOWN and member.fullness > FULL)
+            )
+        self._newcomers = [member for member in fresh if member.fresh]

@@ -1,0 +1,184 @@
+"""The default: where a request costs everybody least, given what each replica holds of its prompt (design: 5).
+
+Warm: the lowest marginal cost among replicas within their bound. Cold everywhere: the ring, so that all routers send the
+same new prefix to the same place. New and emptied replicas get a share of the hits, or they would stay empty.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from math import sqrt
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from prefixpool.policy.base import Candidate, Candidates, Choice, Query, Reason, Score
+from prefixpool.policy.chwbl import placed
+from prefixpool.policy.cost import kappa
+from prefixpool.policy.holdings import FALLBACKS, Holdings, others
+from prefixpool.policy.least_load import lightest
+from prefixpool.ring import BOUND, bound
+
+FEW: Final = 16  # up to so many are all looked at; of more, the lightest, the holders and the ring's place
+DEARER: Final = 3.0  # a replica over the soft bound is kept if all others cost more than this many times as much
+NEAR: Final = 1.02  # prices this close are a tie
+HOME: Final = 0.1  # part of the prefill that the ring's place is spared: another router may have sent the prefix there
+SHALLOW: Final = 0.5  # hits up to this part of the prompt are given up for a newcomer at its fair share
+DEEP_SHARE: Final = 0.6  # deeper ones at this part of its fair share
+
+
+class Limits(NamedTuple):
+    """Requests in flight that a replica may have, the next one included."""
+
+    soft: float
+    hard: float
+
+    @classmethod
+    def of(cls, candidates: Candidates) -> Limits:
+        mean = candidates.mean_inflight
+        slack = max(4.0, 2.0 * sqrt(mean))
+        return cls(BOUND * mean + slack / 2, BOUND * mean + slack)
+
+
+class _Priced(NamedTuple):
+    total: float
+    member: Candidate
+
+
+_total = attrgetter("total")
+
+
+class Prefix:
+    """See the module."""
+
+    name = "prefix"
+
+    def choose(self, query: Query, candidates: Candidates) -> Choice:
+        """Pick the replica where the request costs everybody least."""
+        holdings = Holdings(query.levels, query.prompt_tokens)
+        if len(candidates) == 1:
+            (only,) = candidates
+            return Choice(only.name, Reason.ONLY, holdings.predicted(only))
+        if not any(held & candidates.mask for _, _, held in query.levels):
+            return _cold(query, candidates) if query.cold_key else lightest(query, candidates, Reason.NO_CHAIN)
+        limits = Limits.of(candidates)
+        if candidates.newcomers and (diverted := _divert(query, candidates, holdings, limits)):
+            return diverted
+        return _cheapest(query, candidates, holdings, limits)
+
+    def scores(self, query: Query, candidates: Candidates) -> list[Score]:
+        """All prices, also of those that a large fleet's shortlist leaves out."""
+        holdings, limits = Holdings(query.levels, query.prompt_tokens), Limits.of(candidates)
+        home = _home(query, candidates, holdings)
+        out = []
+        for total, member in _price(query, candidates, holdings, list(candidates), home):
+            device, held = holdings.of(member.bit)
+            prefill_s = member.rates.prefill_s(query.prompt_tokens - held, held)
+            gated = member.inflight + 1 > limits.soft
+            out.append(Score(member.name, device, held, member.inflight, member.wait_s, prefill_s, total, gated))
+        return out
+
+
+def _cold(query: Query, candidates: Candidates) -> Choice:
+    """The key's place, unless it is at its bound in requests or in queued work."""
+    limit = bound(candidates.total_inflight, len(candidates))
+    own_s = candidates.by_weight[0].rates.prefill_s(query.prompt_tokens, 0)
+    patience_s = BOUND * candidates.mean_wait_s + max(candidates.tau_s, own_s)
+
+    def accepts(name: str) -> bool:
+        member = candidates[name]
+        return member.inflight < limit and member.wait_s <= patience_s
+
+    placement = candidates.ring.place(query.cold_key, candidates.loads, accepts)
+    if not placement.final:
+        return placed(query, candidates, query.cold_key, Reason.COLD_MOVED)
+    reason = Reason.COLD_MOVED if placement.steps else Reason.COLD
+    return Choice(placement.final, reason, 0, others((member.name for member in candidates), placement.final))
+
+
+def _divert(query: Query, candidates: Candidates, holdings: Holdings, limits: Limits) -> Choice | None:
+    """Sometimes, a newcomer instead of a holder."""
+    newcomers = candidates.newcomers
+    deepest = holdings.deepest_first[0][0]
+    part = 1.0 if deepest <= SHALLOW * query.prompt_tokens else DEEP_SHARE
+    share = part * len(newcomers) / len(candidates)
+    if query.draw >= share:
+        return None
+    member = newcomers[int(query.draw / share * len(newcomers))]
+    if member.inflight + 1 > limits.soft or holdings.of(member.bit)[1] >= deepest:
+        return None
+    names = others((other.name for other in candidates), member.name)
+    return Choice(member.name, Reason.FRESH, holdings.predicted(member), names)
+
+
+def _cheapest(query: Query, candidates: Candidates, holdings: Holdings, limits: Limits) -> Choice:
+    home = _home(query, candidates, holdings)
+    priced = _price(query, candidates, holdings, _shortlist(query, candidates, home), home)
+    allowed = _within(priced, limits)
+    if not allowed:  # the whole shortlist is above its bound
+        return lightest(query, candidates, Reason.OVERFLOW)
+    allowed.sort(key=_total)
+    lowest = allowed[0].total
+    tied = bisect_right(allowed, NEAR * lowest, key=_total)
+    best = allowed[int(query.draw * 1024 % 1 * tied)].member  # other bits of the draw than `_divert` looks at
+    predicted = holdings.predicted(best)
+    moved = not predicted or min(priced, key=_total).total < lowest
+    names = others((price.member.name for price in allowed[: 1 + FALLBACKS]), best.name)
+    return Choice(best.name, Reason.OVERFLOW if moved else Reason.WARM, predicted, names)
+
+
+def _within(priced: Sequence[_Priced], limits: Limits) -> list[_Priced]:
+    """Those within the soft bound if they are not much dearer; else those within the hard one."""
+    allowed = [price for price in priced if price.member.inflight + 1 <= limits.hard]
+    calm = [price for price in allowed if price.member.inflight + 1 <= limits.soft]
+    if not calm or len(calm) == len(allowed):
+        return allowed
+    dearest = DEARER * min(allowed, key=_total).total
+    return calm if min(calm, key=_total).total <= dearest else allowed
+
+
+def _shortlist(query: Query, candidates: Candidates, home: str) -> list[Candidate]:
+    """The lightest, the lightest of the deepest holders, and the ring's place."""
+    members = candidates.by_weight
+    if len(members) <= FEW:
+        return members
+    wanted = 0
+    for _, _, held in reversed(query.levels):
+        wanted = wanted or held & candidates.mask
+        if (held & candidates.mask).bit_count() > FEW:
+            break
+        wanted |= held
+    holders = [member for member in members[FEW:] if member.bit & wanted]
+    chosen = members[:FEW] + holders[:FEW]
+    if home and all(member.name != home for member in chosen):
+        chosen.append(candidates[home])
+    return chosen
+
+
+def _price(
+    query: Query, candidates: Candidates, holdings: Holdings, members: Sequence[Candidate], home: str
+) -> list[_Priced]:
+    """Marginal cost to everybody, seconds: research algorithms.md 6.2."""
+    busy, n = kappa(candidates.mean_wait_s, candidates.tau_s), query.prompt_tokens
+    priced = []
+    for member in members:
+        rates, trust = member.rates, member.trust
+        device, held = holdings.of(member.bit)
+        if trust < 1.0:
+            device, held = int(device * trust), int(held * trust)
+        fill_s = rates.prefill_s(n - held, held)
+        work_s = fill_s + member.refill_s * (n - device)
+        if held > device:
+            work_s += rates.fetch_s(held - device, device, member.load_s_per_token)
+        if member.name == home:
+            work_s -= HOME * fill_s
+        slowed_s = member.share * (fill_s + rates.output_tokens * rates.step_s_per_sequence)
+        priced.append(_Priced(member.weight_s + busy * work_s + slowed_s, member))
+    return priced
+
+
+def _home(query: Query, candidates: Candidates, holdings: Holdings) -> str:
+    """The ring's place for the prompt's own text, where all that anybody holds is a shared head."""
+    if not query.cold_key or not holdings.deepest_first or holdings.deepest_first[0][0] > query.cold_tokens:
+        return ""
+    return candidates.ring.place(query.cold_key, candidates.loads, lambda _: True).first
