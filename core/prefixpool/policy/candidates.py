@@ -10,8 +10,6 @@ from operator import attrgetter
 from statistics import median_high
 from typing import Final
 
-import mmh3
-
 from prefixpool.policy import cost
 from prefixpool.ring import Ring
 from prefixpool.wire import Costs
@@ -42,7 +40,6 @@ class Candidate:
         "rates",
         "refill_s",
         "resident",
-        "seed",
         "share",
         "trust",
         "wait_s",
@@ -51,7 +48,6 @@ class Candidate:
 
     def __init__(self, name: str, *, bit: int = 0, device_tokens: int = 0) -> None:
         self.name = name
-        self.seed: int = mmh3.hash64(name, signed=False)[0]
         self.bit = bit  # 1 << 3 * index column; 0: holds nothing that we know of
         self.device_tokens = device_tokens  # capacity of the device tier; 0 = unknown
         self.inflight = 0  # all routers together: the agent's count plus own dispatches it has not reported yet
@@ -80,7 +76,6 @@ class Candidate:
 class Candidates:
     """Never shared between threads. Iterates over all members, the lightest first."""
 
-    ring: Ring
     tau_s: float  # prefill of a typical request: what a wait is compared with
     loads: dict[str, int]  # requests in flight by name
     by_bit: dict[int, Candidate]
@@ -89,6 +84,7 @@ class Candidates:
     total_wait_s: float
     _order: list[Candidate]
     _order_due: bool
+    _ring: Ring | None
     _newcomers: list[Candidate]
     _newcomers_due: bool
 
@@ -112,7 +108,7 @@ class Candidates:
         """The same but for some members, for one decision; shares members and ring, so don't update it."""
         rest = Candidates.__new__(Candidates)
         rest._members = {name: member for name, member in self._members.items() if name not in names}
-        rest.ring, rest.tau_s = self.ring, self.tau_s
+        rest._ring, rest.tau_s = self.ring, self.tau_s
         rest._sum_up()
         rest._newcomers = [member for member in self.newcomers if member.name not in names]
         rest._newcomers_due = False
@@ -178,6 +174,13 @@ class Candidates:
     # -- what policies read
 
     @property
+    def ring(self) -> Ring:
+        """Over all members; built when first asked for after a change of membership."""
+        if self._ring is None:
+            self._ring = Ring(self._members)
+        return self._ring
+
+    @property
     def mean_inflight(self) -> float:
         return self.total_inflight / len(self._members)
 
@@ -204,7 +207,7 @@ class Candidates:
     # -- upkeep
 
     def _rebuild(self) -> None:
-        self.ring = Ring(self._members)
+        self._ring = None
         self._fill_in()
 
     def _fill_in(self) -> None:
