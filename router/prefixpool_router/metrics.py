@@ -10,6 +10,8 @@ from prometheus_client.metrics import MetricWrapperBase
 # A decision is tens to hundreds of microseconds (research: prefix_index.md).
 _DECISION_S: Final = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.02, 0.1)
 _TOKENS: Final = (0, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
+# From a cached short answer to a long one.
+_ANSWER_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 class RoutingMetrics:
@@ -77,3 +79,27 @@ class RoutingMetrics:
         if "replica" in labels:
             self._by_replica.append(metric)
         return metric
+
+
+class EdgeMetrics:
+    """What the HTTP edge counts. `api` is one of paths.Api."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(what: str, help_text: str, *labels: str) -> Counter:
+            return Counter(f"prefixpool_router_{what}", help_text, labels, registry=registry)
+
+        def seconds(what: str, help_text: str, *labels: str) -> Histogram:
+            return Histogram(f"prefixpool_router_{what}_seconds", help_text, labels, buckets=_ANSWER_S, registry=registry)
+
+        self.requests = counter(
+            "requests", "Requests of clients, by API and HTTP status (499: the client went away)", "api", "status"
+        )
+        self.rejected = counter("rejected_requests", "Requests that no replica saw, by HTTP status", "status")
+        self.retries = counter("retries", "Attempts repeated on another replica, by what became of the first", "why")
+        self.broken_streams = counter("broken_streams", "Streams that an engine did not complete", "why")
+        self.first_byte_seconds = seconds("first_byte", "Request read to first byte of its streamed answer", "api")
+        self.answer_seconds = seconds("answer", "Request read to the end of its answer", "api")
+        self.open_requests = Gauge("prefixpool_router_open_requests", "Requests being served", registry=registry)
+        self.waiting_requests = Gauge(
+            "prefixpool_router_waiting_requests", "Requests that wait for a place", registry=registry
+        )

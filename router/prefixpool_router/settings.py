@@ -57,6 +57,43 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     workers: Annotated[int, Meta(description="processes that share the client port", ge=1, le=64)] = 1
     name: Annotated[str, Meta(description="how agents and logs call this router; empty: host name and process id")] = ""
 
+    tls_cert_file: Annotated[
+        str, Meta(description="certificate chain (PEM) for clients, read again when it changes; empty: plain HTTP")
+    ] = ""
+    tls_key_file: Annotated[str, Meta(description="private key (PEM) of the certificate")] = ""
+
+    # Clients
+    keys_file: Annotated[
+        str,
+        Meta(description="API keys, one a line: `sha256 scope [allow=field,...]`, read again on change; empty: one scope"),
+    ] = ""
+    salt_key_file: Annotated[
+        str, Meta(description="secret from which each scope's cache salt is made, the same for all routers; empty: no salt")
+    ] = ""
+    policy_header: Annotated[
+        bool,
+        Meta(description="let every client choose the policy by x-prefixpool-policy; else only keys with allow=policy may"),
+    ] = False
+    engine_store: Annotated[
+        bool, Meta(description="engines keep stored responses: let requests to /v1/responses use them")
+    ] = False
+    max_body_bytes: Annotated[int, Meta(description="longest request body", ge=1024)] = 16 << 20
+    max_inflight: Annotated[Count, Meta(description="requests that this process serves at once; 0: no limit")] = 0
+    max_queued: Annotated[Count, Meta(description="requests that may wait for a place beyond that; more get 429")] = 1024
+    queue_timeout_s: Annotated[float, Meta(description="how long one may wait for a place before it gets 429", gt=0)] = 30.0
+    body_timeout_s: Annotated[float, Meta(description="for a request's body to arrive", gt=0)] = 60.0
+    idle_timeout_s: Annotated[
+        float, Meta(description="for a client's next request, or for the whole head of one, to arrive", gt=0)
+    ] = 75.0
+    write_timeout_s: Annotated[
+        float, Meta(description="how long a client may take nothing of its answer before it is cut off", gt=0)
+    ] = 60.0
+    connect_timeout_s: Annotated[float, Meta(description="to reach an engine before another is tried", gt=0)] = 5.0
+    silence_timeout_s: Annotated[
+        float, Meta(description="how long an engine may send nothing, before its answer or in the middle of it", gt=0)
+    ] = 600.0
+    files_interval_s: Annotated[float, Meta(description="between two looks at key and certificate files", gt=0)] = 2.0
+
     # Routing
     policy: Annotated[str, Meta(description="prefix, chwbl, least_load, round_robin, random or session", min_length=1)] = (
         "prefix"
