@@ -1,0 +1,93 @@
+"""Which headers pass in either direction, and the request id. Pure."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from multidict import CIMultiDict, istr
+
+from prefixpool import names
+from prefixpool_router.paths import Api
+
+_HOP_BY_HOP: Final = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+# Not for the engine: credentials of the pool, what the HTTP client sets itself, and headers that steer an engine from inside.
+_NOT_UP: Final = _HOP_BY_HOP | {
+    "authorization",
+    "x-api-key",
+    "host",
+    "content-length",
+    "expect",
+    names.H_REQUEST_ID,
+    names.H_SESSION,
+    names.H_POLICY,
+    "x-vllm-priority",
+    "x-data-parallel-rank",
+}
+_NOT_DOWN: Final = _HOP_BY_HOP | {
+    names.H_REPLICA,
+    names.H_REASON,
+    names.H_PREDICTED,
+    names.H_CACHED,
+    names.H_REQUEST_ID,
+    names.H_FENCED,
+    names.H_BUSY,
+}
+_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,200}")
+
+REQUEST_ID: Final = istr(names.H_REQUEST_ID)
+AUTHORIZATION: Final = istr("Authorization")
+CONTENT_LENGTH: Final = istr("Content-Length")
+
+
+def request_id(headers: Mapping[str, str]) -> str:
+    """The client's, if it is one printable word of at most 200 characters; else a new one."""
+    given = headers.get(names.H_REQUEST_ID)
+    if given is not None and _REQUEST_ID.fullmatch(given):
+        return given
+    return os.urandom(16).hex()
+
+
+def for_engine(
+    headers: Mapping[str, str], *, api: Api, request_id: str, engine_key: str, priority_allowed: bool
+) -> CIMultiDict[str]:
+    """What an engine gets of a client's headers. Its length header is left to the HTTP client."""
+    drop = _NOT_UP | _named_by_connection(headers)
+    if api is not Api.OTHER:
+        drop |= {"accept-encoding"}  # the answer's usage is read, so it must come as it is
+    if priority_allowed:
+        drop -= {"x-vllm-priority"}
+    out: CIMultiDict[str] = CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in drop)
+    out[REQUEST_ID] = request_id
+    if engine_key:
+        out[AUTHORIZATION] = f"Bearer {engine_key}"
+    return out
+
+
+def for_client(headers: Mapping[str, str], own: Mapping[str, str]) -> CIMultiDict[str]:
+    """What a client gets of an engine's headers, and the router's `own`."""
+    drop = _NOT_DOWN | _named_by_connection(headers)
+    out: CIMultiDict[str] = CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in drop)
+    out.update(own)
+    return out
+
+
+def _named_by_connection(headers: Mapping[str, str]) -> frozenset[str]:
+    listed = headers.get("connection")
+    if listed is None:
+        return frozenset()
+    return frozenset(name.strip().lower() for name in listed.split(","))

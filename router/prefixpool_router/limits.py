@@ -1,0 +1,111 @@
+"""What one router takes on: requests in flight with a bounded queue, and bodies with a size and a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from aiohttp import web
+
+from prefixpool.errors import RequestError
+
+_RETRY_AFTER_S: Final = 1
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Admission:
+    """At most `limit` requests inside (0: any number); others wait in order of arrival, at most `queue` of them for at most
+    `deadline_s` seconds each."""
+
+    def __init__(self, *, limit: int, queue: int, deadline_s: float) -> None:
+        self._limit = limit
+        self._queue = queue
+        self._deadline_s = deadline_s
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self.inside = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @asynccontextmanager
+    async def admit(self) -> AsyncIterator[None]:
+        """Raises RequestError 429 with Retry-After if the queue is full or the deadline passes."""
+        if self._limit and self.inside >= self._limit:
+            await self._wait()  # whoever leaves hands over its place: `inside` already counts us
+        else:
+            self.inside += 1
+        try:
+            yield
+        finally:
+            self._leave()
+
+    async def _wait(self) -> None:
+        if self.waiting >= self._queue:
+            raise _too_many("The pool is at its limit and the queue is full.")
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await turn
+        except BaseException as error:  # cancellation too: a place that was handed over meanwhile must go on to the next
+            if turn.done() and not turn.cancelled():
+                self._leave()
+            elif turn in self._waiting:
+                self._waiting.remove(turn)
+            if isinstance(error, TimeoutError):
+                raise _too_many("The pool is at its limit; no place became free in time.") from None
+            raise
+
+    def _leave(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self.inside -= 1
+
+
+async def read_body(request: web.BaseRequest, *, max_bytes: int, timeout_s: float) -> bytes:
+    """The whole body. Raises RequestError 413 as soon as it is known to be too large, 408 if it is not there in time."""
+    declared = request.content_length
+    if declared is not None and declared > max_bytes:
+        raise _too_large(max_bytes)
+    answer_expectation(request)
+    if request.content.is_eof() and not request.body_exists:
+        return b""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _collect(request, max_bytes)
+    except TimeoutError:
+        raise RequestError(408, f"The request body did not arrive within {timeout_s:g} seconds.") from None
+    except web.RequestPayloadError as error:
+        raise RequestError(400, "The request body is incomplete or badly framed.") from error
+
+
+async def _collect(request: web.BaseRequest, max_bytes: int) -> bytes:
+    pieces = []
+    size = 0
+    while piece := await request.content.readany():
+        size += len(piece)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        pieces.append(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def answer_expectation(request: web.BaseRequest) -> None:
+    """Clients with a large body ask first; the low-level server leaves the answer to us."""
+    if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
+        request.transport.write(_CONTINUE)
+
+
+def _too_many(message: str) -> RequestError:
+    return RequestError(429, message, retry_after_s=_RETRY_AFTER_S)
+
+
+def _too_large(max_bytes: int) -> RequestError:
+    return RequestError(413, f"The request body is larger than {max_bytes} bytes.")

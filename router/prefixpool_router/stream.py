@@ -1,0 +1,92 @@
+"""Relaying one answer's body to a client as it comes: no buffering, HTTP chunk boundaries kept, a deadline on both sides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import aiohttp
+from aiohttp import web
+
+from prefixpool_router.upstream import Reset, Silent
+
+_MAX_CHUNK_BYTES: Final = 1 << 16  # a longer HTTP chunk is passed on in pieces
+
+
+class ChunkReader:
+    """HTTP chunks of one answer. Cancelling `next` loses nothing."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._content = response.content
+        self._chunked = response.headers.get("Transfer-Encoding", "").lower() == "chunked"
+        self._partial = b""
+
+    async def next(self) -> bytes:
+        """One HTTP chunk, or what there is of a body that is not chunked; b"" at the end.
+
+        Raises Reset if the engine's connection breaks, Silent if the watchdog gave up.
+        """
+        while True:
+            try:
+                data, complete = await self._content.readchunk()
+            except (aiohttp.ClientError, ConnectionError, RuntimeError) as error:
+                # RuntimeError: how aiohttp says that the connection was closed before this read began.
+                raise Reset from error
+            ended = not data and not complete
+            if self._partial:
+                data = self._partial + data
+            if ended or (data and (complete or not self._chunked or len(data) >= _MAX_CHUNK_BYTES)):
+                self._partial = b""
+                return data
+            self._partial = data
+
+
+class Watchdog:
+    """One timer for a whole stream, looked at only when it fires: noting progress costs one clock reading a chunk."""
+
+    def __init__(
+        self, *, read_s: float, write_s: float, on_silent: Callable[[], None], on_stuck: Callable[[], None]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._read_s, self._write_s = read_s, write_s
+        self._on_silent, self._on_stuck = on_silent, on_stuck
+        self._writing = False
+        self._since = self._loop.time()
+        self._timer = self._loop.call_later(min(read_s, write_s), self._look)
+
+    def reading(self) -> None:
+        """From now on the engine is waited for."""
+        self._writing = False
+        self._since = self._loop.time()
+
+    def writing(self) -> None:
+        """From now on the client is waited for."""
+        self._writing = True
+        self._since = self._loop.time()
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        left = self._since + (self._write_s if self._writing else self._read_s) - self._loop.time()
+        if left > 0:
+            # Not later than the shorter of both, because the side that is waited for may change meanwhile.
+            self._timer = self._loop.call_later(min(left, self._read_s, self._write_s), self._look)
+        elif self._writing:
+            self._on_stuck()
+        else:
+            self._on_silent()
+
+
+def watch(response: aiohttp.ClientResponse, request: web.BaseRequest, *, read_s: float, write_s: float) -> Watchdog:
+    """A silent engine ends the reader with Silent; a client that does not read is disconnected, which cancels its handler."""
+
+    def on_silent() -> None:
+        response.content.set_exception(Silent(f"the engine sent nothing for {read_s:g} s"))
+
+    def on_stuck() -> None:
+        if request.transport is not None:
+            request.transport.abort()
+
+    return Watchdog(read_s=read_s, write_s=write_s, on_silent=on_silent, on_stuck=on_stuck)

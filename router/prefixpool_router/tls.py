@@ -1,0 +1,49 @@
+"""TLS for clients, from certificate files that may be renewed while the router runs."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from typing import Final
+
+from prefixpool.errors import SettingsError
+from prefixpool_router.watched_file import WatchedFile
+
+_log = logging.getLogger(__name__)
+_MINIMUM: Final = ssl.TLSVersion.TLSv1_2
+
+
+class ServerTls:
+    """One SSLContext for the life of the listener: new connections get the newest certificate, running ones keep theirs."""
+
+    def __init__(self, certificate: str, key: str) -> None:
+        """Raises SettingsError if the files can't be read or don't belong together."""
+        self._paths = (certificate, key)
+        self._files = tuple(WatchedFile(path, bytes) for path in self._paths)
+        self.context = self._loaded(_new_context())
+
+    def refresh(self) -> bool:
+        """Load the pair again if either file changed and both fit; True if so. While a renewal is half done, keep the old."""
+        if not any([file.refresh() for file in self._files]):  # a list: every file must be looked at
+            return False
+        try:
+            self._loaded(_new_context())
+        except SettingsError as error:
+            _log.warning("Keeping the last good certificate", extra={"cause": str(error)})
+            return False
+        self._loaded(self.context)
+        return True
+
+    def _loaded(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        try:
+            context.load_cert_chain(*self._paths)
+        except (OSError, ssl.SSLError) as error:
+            raise SettingsError(f"{self._paths[0]}, {self._paths[1]}: not a certificate and its key: {error}") from error
+        return context
+
+
+def _new_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = _MINIMUM
+    context.set_alpn_protocols(["http/1.1"])
+    return context
