@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Final
+from typing import Final, cast
 
 import uvloop
 
@@ -37,17 +37,20 @@ def _chunked(piece: bytes) -> bytes:
 _STREAM_HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
+def _unconnected(data: bytes | bytearray | memoryview) -> None:
+    raise AssertionError("nothing is written before the connection is made")
+
+
 class Backend(asyncio.Protocol):
     """One connection; requests are handled one after the other."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._need = 0  # bytes of the request under way, 0 while its head is incomplete
-        self._transport: asyncio.Transport | None = None
+        self._write = _unconnected
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._write = cast("asyncio.WriteTransport", transport).write
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -68,23 +71,21 @@ class Backend(asyncio.Protocol):
         return True
 
     def _answer(self, request: bytes) -> None:
-        assert self._transport is not None
         if request.startswith(b"POST"):
             tail = request[-200:].replace(b" ", b"")
             if b'"stream":true' in tail or b'"stream":true' in request[:1000].replace(b" ", b""):
                 self._stream()
             else:
-                self._transport.write(_document(_ANSWER))
+                self._write(_document(_ANSWER))
             return
         path = request.split(b" ", 2)[1]
-        self._transport.write(_document(_MODELS if b"models" in path else _INFO))
+        self._write(_document(_MODELS if b"models" in path else _INFO))
 
     def _stream(self) -> None:
-        assert self._transport is not None
-        self._transport.write(_STREAM_HEAD)
+        self._write(_STREAM_HEAD)
         for _ in range(8):
-            self._transport.write(_chunked(_CHUNK))
-        self._transport.write(_chunked(_LAST) + b"0\r\n\r\n")
+            self._write(_chunked(_CHUNK))
+        self._write(_chunked(_LAST) + b"0\r\n\r\n")
 
 
 def _content_length(head: bytes) -> int:

@@ -51,7 +51,7 @@ class Target(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement (default 3)")
+    parser.add_argument("--seconds", type=int, default=3, help="of each measurement (default 3)")
     parser.add_argument("--rounds", type=int, default=2, help="rounds over all targets (default 2)")
     parser.add_argument("--only", default="", help="only targets whose name contains this")
     args = parser.parse_args()
@@ -106,7 +106,7 @@ def _peer(name: str, requirement: str) -> Path:
 
 
 def _measure(
-    target: Target, ports: list[int], scripts: dict[tuple[int, str], Path], seconds: float
+    target: Target, ports: list[int], scripts: dict[tuple[int, str], Path], seconds: int
 ) -> dict[tuple[int, str], dict[str, float]]:
     port, out = _free_port(), {}
     urls = [f"http://127.0.0.1:{backend}" for backend in ports]
@@ -117,7 +117,7 @@ def _measure(
         else:
             port = ports[0]
         for key, script in scripts.items():
-            _wrk(port, script, 0.7)  # warm: connections, trees, caches
+            _wrk(port, script, 1)  # warm: connections, trees, caches
             out[key] = _wrk(port, script, seconds)
     return out
 
@@ -134,7 +134,7 @@ def _argv(argv: list[str], port: int, urls: list[str]) -> list[str]:
     return out
 
 
-def _wrk(port: int, script: Path, seconds: float) -> dict[str, float]:
+def _wrk(port: int, script: Path, seconds: int) -> dict[str, float]:
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
     argv = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "--timeout", "10s", "-s", str(script), url]
     text = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=seconds + 60).stdout
@@ -232,9 +232,8 @@ def _summary(key: tuple[str, str, int, int, str], values: list[dict[str, float]]
 
 def _print(rows: list[dict[str, object]]) -> None:
     own = {(r["body_bytes"], r["mode"]): r for r in rows if r["target"] == "prefixpool" and r["workers"] == 1}
-    print(
-        f"{'target':<15}{'policy':<16}{'w':>2} {'bytes':>7} {'mode':<10}{'req/s':>8}{'p99 ms':>9}{'errors':>7}  prefixpool/this"
-    )
+    head = f"{'target':<15}{'policy':<16}{'w':>2} {'bytes':>7} {'mode':<10}{'req/s':>8}{'p99 ms':>9}{'errors':>7}"
+    print(f"{head}  prefixpool/this")
     for row in rows:
         base = own.get((row["body_bytes"], row["mode"]))
         ratio = f"{float(str(base['requests_per_s'])) / max(0.1, float(str(row['requests_per_s']))):.2f}" if base else "-"

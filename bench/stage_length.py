@@ -17,6 +17,7 @@ from bisect import bisect_right
 from pathlib import Path
 
 import mmh3
+
 from prefixpool.chain.boundary import CHUNKS_PER_STAGE, chunk_offsets
 
 BYTES_PER_TOKEN = 4
@@ -30,12 +31,11 @@ def main() -> None:
     rows = [_row(per_stage, size, text[:size]) for size in SIZES for per_stage in STAGES]
     print(f"{'bytes':>8} {'stage':>6} {'boundaries':>11} {'hash µs':>8} {'error p50/p95 tokens':>21} {'within 1 block':>15}")
     for row in rows:
-        chosen = " <- chosen" if row["per_stage"] == CHUNKS_PER_STAGE else ""
+        mark = " <- chosen" if row["per_stage"] == CHUNKS_PER_STAGE else ""
         errors = f"{row['error_tokens_p50']}/{row['error_tokens_p95']}"
         share = f"{row['within_one_block']:.3f}"
-        print(
-            f"{row['bytes']:>8} {row['per_stage']:>6} {row['boundaries']:>11} {row['hash_us']:>8} {errors:>21} {share:>15}{chosen}"
-        )
+        left = f"{row['bytes']:>8} {row['per_stage']:>6} {row['boundaries']:>11} {row['hash_us']:>8}"
+        print(f"{left} {errors:>21} {share:>15}{mark}")
     out = Path("build/bench/stage_length.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(rows, indent=1) + "\n")
