@@ -1,0 +1,259 @@
+"""Everything this router knows of one replica, and what follows from it: is it usable, and how is its cache known.
+
+Three sources speak: the membership, the replica's agent (if it has one), and what happened to connections. None can make a
+replica usable against the word of another; `verdict()` weighs them and always says why.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+from prefixpool import wire
+from prefixpool.errors import WireError
+from prefixpool.policy.candidates import Candidate
+from prefixpool.wire import Mode, State, Tier
+from prefixpool_router.knowledge import Knowledge
+from prefixpool_router.load import LoadBook
+from prefixpool_router.membership import Member, MemberState
+from prefixpool_router.pictures import Account, Pictures
+
+FENCED_S: Final = 1.0  # how long a refusal by the gate counts when no agent says more
+DEFAULT_BLOCK_TOKENS: Final = 16  # of engines that nobody tells about: only the resolution of comparisons
+
+
+class Verdict(NamedTuple):
+    """What follows from all that is known. `why` is empty for a usable replica in precise mode."""
+
+    usable: bool
+    mode: Mode
+    why: str
+
+
+class Watcher(Protocol):
+    """Who acts on what a replica learns."""
+
+    def judge(self, replica: Replica) -> None:
+        """The verdict, the picture in use, or costs may have changed."""
+        ...
+
+    def weigh(self, replica: Replica) -> None:
+        """Only its load changed."""
+        ...
+
+
+class Replica:
+    """One member. Receives its agent's stream (`agent_stream.AgentSink`)."""
+
+    def __init__(
+        self, member: Member, knowledge: Knowledge, watcher: Watcher, clock: Callable[[], float], *, history_ttl_s: float
+    ) -> None:
+        self.member = member
+        self.candidate = Candidate(member.name)
+        self.load = LoadBook()
+        self.pictures = Pictures(knowledge, history_ttl_s)
+        self.created_s = clock()
+        # What its agent told. `welcome` is None without a living stream; `status` outlives it.
+        self.welcome: wire.Welcome | None = None
+        self.status: wire.Status | None = None
+        self.costs = wire.Costs()
+        self.report: wire.Load | None = None
+        self.models: tuple[str, ...] = ()  # () = unknown
+        self.template = wire.Template()
+        self.block_tokens = DEFAULT_BLOCK_TOKENS
+        self.snapshots = 0
+        self.losses = 0
+        self._watcher = watcher
+        self._clock = clock
+        self._stream_problem = "agent not reached yet" if member.agent else "no agent"
+        self._reported_s = float("-inf")
+        self._removed = False
+        self._alive = False  # somebody saw this engine answer: its agent, or a probe
+        self._down = ""
+        self._down_epoch = 0
+        self._fenced_until_s = float("-inf")
+
+    @property
+    def name(self) -> str:
+        return self.member.name
+
+    # -- verdict
+
+    def verdict(self) -> Verdict:
+        """What follows from all that is known now."""
+        mode, why = self._mode()
+        unusable = self._unusable()
+        return Verdict(not unusable, mode, unusable or why)
+
+    @property
+    def mode(self) -> Mode:
+        """How its cache is known."""
+        return self._mode()[0]
+
+    @property
+    def settled(self) -> bool:
+        """Whether a starting router need not wait for this replica: it has its picture, or is not going to have one soon."""
+        if self.member.agent is None or self.member.state is not MemberState.READY:
+            return True
+        if self.welcome is None or self.status is None:
+            return self._alive
+        expected = self.status.state is State.READY and self.status.mode is Mode.PRECISE
+        return not expected or self.pictures.account is Account.WHOLE
+
+    @property
+    def needs_probe(self) -> bool:
+        """Whether only a probe can tell how its engine is: it is down, or no agent speaks for it."""
+        return bool(self._down) or self.welcome is None
+
+    @property
+    def was_told(self) -> bool:
+        """Whether its agent ever told a state."""
+        return self.status is not None
+
+    def _unusable(self) -> str:
+        if self._removed or self.member.state is MemberState.TERMINATING:
+            return "terminating"
+        if self.member.state is MemberState.NOT_READY:
+            return "not ready, says the membership"
+        if self._down:
+            return f"down: {self._down}"
+        if self._clock() < self._fenced_until_s:
+            return "fenced, says its gate"
+        if self.welcome is None:
+            return "" if self._alive else f"not seen answering yet; {self._stream_problem}"
+        if self.status is None:
+            return "its agent has not told its state yet"
+        if self.status.state is State.READY:
+            return ""
+        return f"engine is {self.status.state}" + (f": {self.status.reason}" if self.status.reason else "")
+
+    def _mode(self) -> tuple[Mode, str]:
+        problem = self._imprecise()
+        if not problem:
+            return Mode.PRECISE, "warming" if self.pictures.account is Account.WARMING else ""
+        if self.welcome is not None and self.status is not None and self.status.mode is Mode.NONE:
+            return Mode.NONE, problem
+        return (Mode.APPROXIMATE if self.pictures.history_ttl_s else Mode.NONE), problem
+
+    def _imprecise(self) -> str:
+        if self.welcome is None:
+            return self._stream_problem
+        if self.pictures.account is Account.NONE:
+            return "its agent has sent no picture yet"
+        if self.status is not None and self.status.mode is not Mode.PRECISE:
+            return f"its agent is {self.status.mode}: {self.status.reason or 'no reason given'}"
+        trust = self.pictures.facts_trust
+        return f"predictions drifted: {trust.error:.0%} of cached tokens wrong" if trust.drifted else ""
+
+    # -- membership
+
+    def joined(self, member: Member) -> None:
+        """The same replica, perhaps in another state."""
+        self.member = member
+        self._watcher.judge(self)
+
+    def left(self) -> None:
+        """For good: whatever still arrives for it changes nothing."""
+        self._removed = True
+        self.pictures.forget()
+        self._watcher.judge(self)
+
+    # -- the agent's stream
+
+    def welcomed(self, welcome: wire.Welcome) -> None:
+        """Raises WireError: another replica answers at this address (addresses are reused, identities are not)."""
+        if welcome.replica != self.name:
+            raise WireError(f"this is the agent of {welcome.replica!r}")
+        self._epoch_is(welcome.epoch)
+        self.welcome, self.status = welcome, None
+        self.models, self.template = welcome.models, welcome.template
+        self.block_tokens = welcome.block_tokens or DEFAULT_BLOCK_TOKENS
+        self._watcher.judge(self)
+
+    def snapshot_begins(self, begin: wire.SnapshotBegin) -> None:
+        """Forget this replica's residency: a whole new picture follows."""
+        if not self._removed:
+            self.pictures.begin()
+            self.snapshots += 1
+            self._watcher.judge(self)
+
+    def snapshot_ended(self, end: wire.SnapshotEnd) -> None:
+        """The picture is complete."""
+        if self.pictures.end():
+            self._watcher.judge(self)
+
+    def published(self, tier: Tier, hashes: array[int], depths: array[int]) -> None:
+        """Resident now."""
+        self.pictures.publish(hashes, depths, tier)
+
+    def retracted(self, tier: Tier, hashes: array[int]) -> None:
+        """Gone now."""
+        self.pictures.retract(hashes, tier)
+
+    def load_reported(self, load: wire.Load) -> None:
+        """Also the heartbeat."""
+        self.report = load
+        self._reported_s = self._clock()
+        self.load.reported(load)
+        self._watcher.weigh(self)
+
+    def costs_measured(self, costs: wire.Costs) -> None:
+        """Kept until better ones come."""
+        self.costs = costs
+        self._watcher.judge(self)
+
+    def status_changed(self, status: wire.Status) -> None:
+        """State of the engine. A ready engine of a new epoch ends any earlier verdict of being down."""
+        self._epoch_is(status.epoch)
+        self.status = status
+        self._alive = status.state is State.READY
+        if self._alive and status.epoch > self._down_epoch:
+            self._down = ""
+        self._fenced_until_s = float("-inf")  # the agent knows better
+        self._watcher.judge(self)
+
+    def lost(self, why: str) -> None:
+        """The stream is gone. What it told last stays in use as history, for a while."""
+        self._stream_problem = why
+        if self.welcome is not None:
+            self.losses += 1
+            self._alive = self.status is not None and self.status.state is State.READY
+            self.welcome = self.report = None
+            self.load.report_expired()
+            self.pictures.agent_lost(self._clock())
+        self._watcher.judge(self)
+
+    def _epoch_is(self, epoch: int) -> None:
+        if self.status is not None and self.status.epoch != epoch:
+            self.pictures.new_epoch()
+
+    # -- connections and probes
+
+    def went_down(self, why: str) -> None:
+        """A connection was refused or reset, or a probe failed: nothing more is sent there, and its affinity is gone."""
+        self._down = why
+        self._down_epoch = self.status.epoch if self.status is not None else 0
+        self.pictures.engine_down()
+        self._watcher.judge(self)
+
+    def came_up(self) -> None:
+        """A probe was answered."""
+        self._down = ""
+        self._alive = True
+        self._watcher.judge(self)
+
+    def was_fenced(self) -> None:
+        """Its gate refused a request. Agents tell this too; this is for the milliseconds before, or their absence."""
+        self._fenced_until_s = self._clock() + FENCED_S
+        self._watcher.judge(self)
+
+    # -- time
+
+    def tick(self, now: float) -> None:
+        """Let what is too old lapse. Called a few times a second."""
+        self.pictures.expire(now)
+        if self.report is not None and now - self._reported_s > wire.STALE_AFTER_S:
+            self.report = None
+            self.load.report_expired()
+        self._watcher.judge(self)
