@@ -64,6 +64,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     renders_tools: bool = True  # False: the template ignores `tools`, so they are not part of the chain
     prints_date: bool = False  # True: the day (UTC, ISO) is part of the seed
     trims: bool = False  # True: the template strips message contents
+    nfc: bool = False  # True: the tokenizer normalises text to Unicode NFC
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True, omit_defaults=True):

@@ -114,6 +114,12 @@ def test_day_counts_only_for_templates_that_print_it() -> None:
     assert chain(BASE, template=dated, day="2026-01-01") != chain(BASE, template=dated, day="2026-01-02")
 
 
+def test_text_is_normalised_as_the_tokenizer_would() -> None:
+    composed, decomposed = chat(("user", "caf\u00e9")), chat(("user", "cafe\u0301"))
+    assert chain(composed) != chain(decomposed)
+    assert chain(composed, template=Template(nfc=True)) == chain(decomposed, template=Template(nfc=True))
+
+
 def test_salts_cannot_imitate_model_names() -> None:
     assert chain({**BASE, "model": "ab"}, salt="c") != chain({**BASE, "model": "a"}, salt="bc")
 

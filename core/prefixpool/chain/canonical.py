@@ -7,6 +7,7 @@ APIs are first brought to chat messages the way vLLM does it, so that the same c
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
@@ -70,7 +71,7 @@ def canonical(
     """
     template = template or Template()
     if path == "/v1/completions":
-        prompt = _completion(body.get("prompt"))
+        prompt = _completion(body.get("prompt"), template)
         if prompt is None:
             return None
         return Canonical(_seed(b"completion", body, template, salt, ""), (prompt,), generation=False, lead=0)
@@ -93,11 +94,11 @@ def _seed(api: bytes, body: Mapping[str, Any], template: Template, salt: str, da
     return mmh3.mmh3_x64_128_digest(b"".join(len(part).to_bytes(4, "little") + part for part in parts))
 
 
-def _completion(prompt: Any) -> Segment | None:
+def _completion(prompt: Any, template: Template) -> Segment | None:
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0]  # a list of one prompt is that prompt; of several, no single prefix
     if isinstance(prompt, str) and prompt:
-        return Segment("", _bytes(prompt))
+        return Segment("", _text(prompt, msgspec.structs.replace(template, trims=False)))
     if isinstance(prompt, list) and prompt and all(isinstance(token, int) and 0 <= token < 1 << 32 for token in prompt):
         return Segment("", b"".join(token.to_bytes(4, "little") for token in prompt), SegmentKind.TOKENS)
     return None
@@ -170,7 +171,11 @@ def _call(call: Any) -> bytes:
 
 
 def _text(text: str, template: Template) -> bytes:
-    return _bytes(text.strip() if template.trims else text)
+    if template.trims:
+        text = text.strip()
+    if template.nfc and not text.isascii():
+        text = unicodedata.normalize("NFC", text)
+    return _bytes(text)
 
 
 def _bytes(text: str) -> bytes:
