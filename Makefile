@@ -58,7 +58,21 @@ else
 	@.venv-engine/bin/prefixpool demo --engine vllm --model $(MODEL) --out build/demo
 endif
 
+docs: .venv/.ready ## write docs/reference/ from the code
+	@.venv/bin/python scripts/make_docs.py
+
+bench: .venv/.ready setup-engine ## figures: decision, memory, agents, router beside its peers, streams, gate, sim fit
+	@command -v wrk >/dev/null || apt-get install -y -qq wrk || { echo "wrk is missing: apt-get update && apt-get install -y wrk"; exit 1; }
+	@.venv/bin/python bench/stage_length.py
+	@.venv/bin/python bench/decision.py
+	@.venv/bin/python bench/memory.py
+	@.venv/bin/python bench/agents.py
+	@.venv/bin/python bench/router.py
+	@.venv/bin/python bench/streams.py
+	@MODEL=$(MODEL) .venv-engine/bin/python bench/gate.py
+	@MODEL=$(MODEL) .venv-engine/bin/python bench/sim_fit.py
+
 clean: ## remove environments and build outputs of this checkout
 	@rm -rf .venv .venv-engine build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup setup-engine model check test test-engine demo bench clean
+.PHONY: help setup setup-engine model check test test-engine demo docs bench clean
