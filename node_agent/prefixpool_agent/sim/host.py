@@ -1,0 +1,60 @@
+"""The host tier: a write-through copy of prompt blocks with its own LRU, as vLLM's offloading connector keeps it. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from prefixpool_agent.sim.pool import MEDIUM_HOST, Event, removed
+
+
+class Copy(NamedTuple):
+    """Contents of one full block: what `Block.content` and `Block.state` were."""
+
+    content: tuple[int, ...]
+    state: bytes
+
+
+class HostTier:
+    """Capacity in blocks; 0 = no tier."""
+
+    def __init__(self, blocks: int) -> None:
+        self.capacity = blocks
+        self._copies: OrderedDict[bytes, Copy] = OrderedDict()
+        self._events: list[Event] = []
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def store(self, digest: bytes, copy: Copy, stored: Event) -> None:
+        """Keep a copy; `stored` is the device's event of the block, which is announced again with this medium."""
+        if not self.capacity:
+            return
+        if digest in self._copies:
+            self._copies.move_to_end(digest)
+            return
+        while len(self._copies) >= self.capacity:
+            old, _ = self._copies.popitem(last=False)
+            self._events.append(removed(old, MEDIUM_HOST))
+        self._copies[digest] = copy
+        self._events.append({**stored, "medium": MEDIUM_HOST})
+
+    def match(self, digests: Sequence[bytes], start: int, end: int) -> list[Copy]:
+        """Copies that continue a prefix of `start` blocks, up to block `end`."""
+        found: list[Copy] = []
+        for digest in digests[start:end]:
+            copy = self._copies.get(digest)
+            if copy is None:
+                break
+            self._copies.move_to_end(digest)
+            found.append(copy)
+        return found
+
+    def reset(self) -> None:
+        """Forget everything. vLLM emits no removals for it: `AllBlocksCleared` is all that subscribers see."""
+        self._copies.clear()
+
+    def take_events(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events

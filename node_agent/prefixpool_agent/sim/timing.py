@@ -1,0 +1,45 @@
+"""How long a step of the simulated engine takes. Pure.
+
+    step = step_s + sequence_s * decodes + context_s * context tokens of the decodes
+         + sum over prefills of (p1 * m + p2 * m * (m + 2 * c)) + restore_s * tokens restored from the host tier
+
+with m new tokens behind c computed ones: the linear part is the matrix products, the quadratic one attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Prefill(NamedTuple):
+    """One prompt chunk of a step, in tokens."""
+
+    new: int
+    behind: int
+
+
+class StepShape(NamedTuple):
+    """What a step computes."""
+
+    decodes: int
+    context_tokens: int  # of all decoding sequences together
+    prefills: Sequence[Prefill]
+    restored_tokens: int = 0
+
+
+class TimingModel(NamedTuple):
+    """Seconds. Defaults: see the fit in bench/sim_fit.py."""
+
+    step_s: float = 0.008
+    sequence_s: float = 0.002
+    context_s: float = 1.0e-6
+    prefill_s: float = 5.0e-4
+    prefill_s2: float = 5.0e-8
+    restore_s: float = 1.0e-5
+
+    def seconds(self, shape: StepShape) -> float:
+        """Duration of one step."""
+        prefill = sum(self.prefill_s * m + self.prefill_s2 * m * (m + 2 * c) for m, c in shape.prefills)
+        decode = self.sequence_s * shape.decodes + self.context_s * shape.context_tokens
+        return self.step_s + decode + prefill + self.restore_s * shape.restored_tokens
