@@ -86,7 +86,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     engine_args: Annotated[
         str, Meta(description="more engine arguments, quoted as in a shell; those that undo ours are refused")
     ] = ""
-    log_level: Annotated[LogLevel, Meta(description="of supervisor and agent")] = LogLevel.INFO
+    log_files: Annotated[
+        bool, Meta(description="engine and agent write to files in `run_dir`; false: to standard output, as in a container")
+    ] = True
+    log_level: Annotated[LogLevel, Meta(description="least severe line that the agent writes")] = LogLevel.INFO
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,83 @@
+"""What the agent reads from an engine's `/metrics` text: load, and the KV cache that was really allocated. Pure.
+
+Only the lines that are needed are looked at, found by searching: a busy vLLM exposes 100 KB and is read every second.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+_LABEL: Final = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
+
+
+class CacheConfig(NamedTuple):
+    """`vllm:cache_config_info`. `blocks` includes the null block, which holds nothing."""
+
+    block_tokens: int
+    blocks: int
+
+    @property
+    def usable_blocks(self) -> int:
+        return max(0, self.blocks - 1)
+
+
+class EngineLoad(NamedTuple):
+    """One reading. Counters only grow while the engine lives."""
+
+    running: int = 0  # requests that decode or prefill
+    waiting: int = 0  # requests queued inside the engine
+    kv_usage: float = 0.0  # fraction of device blocks in use by running requests
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    cache: CacheConfig | None = None  # None: the engine does not say (yet)
+
+
+def parse_load(text: str) -> EngineLoad:
+    """Never raises: a metric that is missing or unreadable counts as 0."""
+    return EngineLoad(
+        running=int(sum(_values(text, "vllm:num_requests_running"))),
+        waiting=int(sum(_values(text, "vllm:num_requests_waiting"))),
+        kv_usage=max(_values(text, "vllm:kv_cache_usage_perc"), default=0.0),
+        preemptions=int(sum(_values(text, "vllm:num_preemptions_total"))),
+        prompt_tokens=int(sum(_values(text, "vllm:prompt_tokens_total"))),
+        cached_tokens=int(sum(_values(text, "vllm:prompt_tokens_cached_total"))),
+        cache=_cache_config(text),
+    )
+
+
+def _cache_config(text: str) -> CacheConfig | None:
+    for line in _lines(text, "vllm:cache_config_info"):
+        labels = dict(_LABEL.findall(line))
+        tokens, blocks = labels.get("block_size", ""), labels.get("num_gpu_blocks", "")
+        if tokens.isdecimal() and blocks.isdecimal():
+            return CacheConfig(block_tokens=int(tokens), blocks=int(blocks))
+    return None
+
+
+def _values(text: str, metric: str) -> Iterator[float]:
+    for line in _lines(text, metric):
+        try:
+            value = float(line.rpartition(" ")[2])
+        except ValueError:
+            continue
+        if value == value and abs(value) != float("inf"):
+            yield value
+
+
+def _lines(text: str, metric: str) -> Iterator[str]:
+    """Samples of one metric, which follow each other."""
+    at = 0 if text.startswith((metric + "{", metric + " ")) else _next(text, metric, 0)
+    while at >= 0:
+        end = text.find("\n", at)
+        end = len(text) if end < 0 else end
+        yield text[at:end]
+        at = _next(text, metric, end)
+
+
+def _next(text: str, metric: str, start: int) -> int:
+    """Where the next sample begins, -1: nowhere."""
+    found = [at + 1 for at in (text.find(f"\n{metric}{sign}", start) for sign in "{ ") if at >= 0]
+    return min(found, default=-1)

@@ -1,0 +1,205 @@
+"""vLLM 0.32: argument list and environment as a pure function of the settings (research: vllm.md 1, 6)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import PurePath
+from typing import Final
+
+from prefixpool import names
+from prefixpool.errors import SettingsError
+from prefixpool_agent.engines.arguments import Rules, check, split
+from prefixpool_agent.engines.base import DeadlineRates, EngineSpec, Host, core_list, startup_deadline_s
+from prefixpool_agent.settings import Device, WorkerSettings
+
+MIDDLEWARE: Final = "prefixpool_agent.gate.Gate"
+CPU_KV_BYTES: Final = 1 << 30  # else vLLM takes 90 % of the machine's memory, which on a laptop is not ours alone
+_CPU_BLOCK_MULTIPLE: Final = 32
+
+# Imports and engine start take about 30 s on two cores; CUDA adds profiling, compilation and graph capture.
+_CPU_RATES: Final = DeadlineRates(base_s=300.0, bytes_per_s=50e6)
+_CUDA_RATES: Final = DeadlineRates(base_s=900.0, bytes_per_s=100e6)
+
+_WORKER: Final = "the worker sets it, from its setting {}"
+_OURS: Final = "the worker sets it"
+_TLS: Final = "engines speak plain HTTP to agent and router; TLS is the router's"
+_RANKS: Final = "data parallel ranks in one engine are not supported; run more replicas"
+_NODES: Final = "an engine on several machines is not supported"
+_PROMPTS: Final = "prompts would be written to the log"
+
+RULES: Final = Rules(
+    long={
+        "--model": _WORKER.format("model"),
+        "--served-model-name": _WORKER.format("served_model_name"),
+        "--host": _WORKER.format("host"),
+        "--port": _WORKER.format("engine_port"),
+        "--tensor-parallel-size": _WORKER.format("tensor_parallel"),
+        "--pipeline-parallel-size": _WORKER.format("pipeline_parallel"),
+        "--max-model-len": _WORKER.format("max_model_len"),
+        "--block-size": _WORKER.format("block_tokens"),
+        "--num-gpu-blocks-override": _WORKER.format("device_blocks"),
+        "--kv-cache-memory-bytes": _WORKER.format("kv_cache_bytes"),
+        "--gpu-memory-utilization": _WORKER.format("memory_utilization_percent"),
+        "--max-num-seqs": _WORKER.format("max_num_seqs"),
+        "--dtype": _WORKER.format("dtype"),
+        "--kv-cache-dtype": _WORKER.format("kv_cache_dtype"),
+        "--enforce-eager": _WORKER.format("enforce_eager"),
+        "--kv-events-config": "the agent reads KV events from sockets in the run directory",
+        "--enable-prefix-caching": "without prefix caching there is nothing to route by",
+        "--prefix-caching-hash-algo": "agents and tiers rely on the default",
+        "--enable-prompt-tokens-details": "the router compares cached tokens with its prediction",
+        "--enable-request-id-headers": _OURS,
+        "--middleware": "the gate is the one middleware; another could let requests pass it",
+        "--api-key": "the gate checks the pool's engine key; clients' keys are the router's",
+        "--root-path": "paths must be those that the gate knows",
+        "--uds": "agent and router reach the engine by TCP",
+        "--grpc": "the gate guards HTTP only",
+        "--grpc-port": "the gate guards HTTP only",
+        "--headless": "an engine without API server cannot be reached",
+        "--config": "a file of options could undo the worker's; give them one by one",
+        "--shutdown-timeout": "the agent drains before it stops the engine; vLLM's own wait can hang for ever",
+        "--ssl-keyfile": _TLS,
+        "--ssl-certfile": _TLS,
+        "--ssl-ca-certs": _TLS,
+        "--ssl-cert-reqs": _TLS,
+        "--ssl-ciphers": _TLS,
+        "--enable-ssl-refresh": _TLS,
+        "--data-parallel-size": _RANKS,
+        "--data-parallel-size-local": _RANKS,
+        "--data-parallel-rank": _RANKS,
+        "--data-parallel-start-rank": _RANKS,
+        "--data-parallel-address": _RANKS,
+        "--data-parallel-rpc-port": _RANKS,
+        "--data-parallel-backend": _RANKS,
+        "--data-parallel-hybrid-lb": _RANKS,
+        "--data-parallel-external-lb": _RANKS,
+        "--data-parallel-multi-port-external-lb": _RANKS,
+        "--data-parallel-supervisor-port": _RANKS,
+        "--enable-elastic-ep": _RANKS,
+        "--nnodes": _NODES,
+        "--node-rank": _NODES,
+        "--master-addr": _NODES,
+        "--master-port": _NODES,
+        "--enable-log-requests": _PROMPTS,
+        "--enable-log-outputs": _PROMPTS,
+        "--enable-log-deltas": _PROMPTS,
+    },
+    short={
+        "-dp": _RANKS,
+        "-n": _NODES,
+        "-r": _NODES,
+        "-tp": _WORKER.format("tensor_parallel"),
+        "-pp": _WORKER.format("pipeline_parallel"),
+    },
+)
+
+
+def vllm_spec(settings: WorkerSettings, host: Host) -> EngineSpec:
+    """Raises SettingsError for settings or extra arguments that cannot work."""
+    extra = split(settings.engine_args)
+    check(extra, RULES)
+    block_tokens = _block_tokens(settings)
+    served = settings.served_model_name or PurePath(settings.model).name
+    rates = _CPU_RATES if settings.device is Device.CPU else _CUDA_RATES
+    return EngineSpec(
+        argv=(
+            host.python,
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            *_fixed(settings, served, block_tokens),
+            *_optional(settings),
+            *extra,
+        ),
+        env=_env(settings, host),
+        url=f"http://{reachable(settings.host)}:{settings.engine_port}",
+        served_model_name=served,
+        block_tokens=block_tokens,
+        startup_timeout_s=settings.startup_timeout_s or startup_deadline_s(host.weight_bytes, rates),
+    )
+
+
+def _block_tokens(settings: WorkerSettings) -> int:
+    if settings.device is Device.CUDA:
+        return settings.block_tokens or 16
+    tokens = settings.block_tokens or _CPU_BLOCK_MULTIPLE
+    if tokens % _CPU_BLOCK_MULTIPLE:
+        raise SettingsError(f"block_tokens={tokens}: vLLM on CPU needs a multiple of {_CPU_BLOCK_MULTIPLE}")
+    return tokens
+
+
+def _fixed(settings: WorkerSettings, served: str, block_tokens: int) -> list[str]:
+    return [
+        *("--model", settings.model, "--served-model-name", served),
+        *("--host", settings.host, "--port", str(settings.engine_port)),
+        *("--block-size", str(block_tokens), "--enable-prefix-caching"),
+        *("--kv-events-config", json.dumps(kv_events(settings.run_dir))),
+        *("--middleware", MIDDLEWARE),
+        "--enable-prompt-tokens-details",  # else usage says nothing of cached tokens
+        "--enable-request-id-headers",
+        *("--disable-access-log-for-endpoints", "/health,/metrics"),  # the agent asks every second
+        *("--tensor-parallel-size", str(settings.tensor_parallel)),
+        *("--pipeline-parallel-size", str(settings.pipeline_parallel)),
+        *("--dtype", settings.dtype, "--kv-cache-dtype", settings.kv_cache_dtype),
+    ]
+
+
+def kv_events(run_dir: str) -> dict[str, object]:
+    """ipc only: events carry token ids. A full queue would block the scheduler, hence the large bounds."""
+    return {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"ipc://{run_dir}/{names.RUN_KV_PUB}",
+        "replay_endpoint": f"ipc://{run_dir}/{names.RUN_KV_REPLAY}",
+        "topic": "kv",
+        "buffer_steps": 10_000,
+        "hwm": 100_000,
+        "max_queue_size": 100_000,
+    }
+
+
+def _optional(settings: WorkerSettings) -> list[str]:
+    kv_bytes = settings.kv_cache_bytes
+    if settings.device is Device.CPU and not kv_bytes and not settings.memory_utilization_percent:
+        kv_bytes = CPU_KV_BYTES
+    options: list[str] = []
+    for flag, value in (
+        ("--max-model-len", settings.max_model_len),
+        ("--num-gpu-blocks-override", settings.device_blocks),
+        ("--kv-cache-memory-bytes", kv_bytes),
+        ("--max-num-seqs", settings.max_num_seqs),
+    ):
+        if value:
+            options += [flag, str(value)]
+    if settings.memory_utilization_percent:
+        options += ["--gpu-memory-utilization", f"{settings.memory_utilization_percent / 100:g}"]
+    if settings.enforce_eager:
+        options.append("--enforce-eager")
+    return options
+
+
+def _env(settings: WorkerSettings, host: Host) -> dict[str, str]:
+    env = {
+        names.ENV_RUN_DIR: settings.run_dir,
+        names.ENV_ENGINE_KEY_FILE: settings.engine_key_file,
+        names.ENV_MAX_INFLIGHT: str(settings.max_inflight),
+        "VLLM_API_KEY": "",  # one inherited from the user's shell would refuse the pool's key
+        "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "1",
+        "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "0",
+        "VLLM_SERVER_DEV_MODE": "1" if settings.dev_mode else "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+    }
+    if host.weight_bytes is not None:
+        env["HF_HUB_OFFLINE"] = "1"  # the model is a folder: nothing is to be fetched
+    if settings.device is Device.CPU:
+        # "auto" keeps one core back, which on two cores doubles the time of a prefill (research: vllm.md 4.2).
+        cores = settings.cpu_cores or ("auto" if settings.tensor_parallel > 1 else core_list(host.cores))
+        env["VLLM_CPU_OMP_THREADS_BIND"] = cores
+    return env
+
+
+def reachable(host: str) -> str:
+    """The address by which the agent, on the same machine, reaches a listener."""
+    if host in ("0.0.0.0", "::", ""):
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
