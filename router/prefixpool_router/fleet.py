@@ -79,9 +79,10 @@ class Fleet:
         self.judge(replica)
 
     def _remove(self, replica: Replica) -> None:
-        del self.replicas[replica.name]
+        del self.replicas[replica.name], self._verdicts[replica.name]
+        self.candidates.remove(replica.name)
         replica.left()
-        del self._verdicts[replica.name]
+        self._learn_pool()
         self._metrics.forget(replica.name)
         _log.info("replica left", extra={"replica": replica.name})
 
@@ -89,6 +90,8 @@ class Fleet:
 
     def judge(self, replica: Replica) -> None:
         """Bring candidates in line with the replica's verdict, and say so when it changed."""
+        if self.replicas.get(replica.name) is not replica:
+            return  # it left; a request of it may still end
         verdict = replica.verdict()
         previous, self._verdicts[replica.name] = self._verdicts.get(replica.name), verdict
         if previous is None or verdict[:2] != previous[:2]:

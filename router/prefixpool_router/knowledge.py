@@ -63,6 +63,11 @@ class Picture:
         """Boundaries on promises."""
         return 0 if self.closed else self._knowledge.predicted.count(self._column)
 
+    def depth(self, boundary: int) -> int:
+        """Token depth of a boundary if it is resident here as a fact; else 0."""
+        levels = self._knowledge.index.match((boundary,), 0)
+        return levels[0].tokens if levels and levels[0].held & self.bit else 0
+
     def close(self) -> None:
         """Forget everything at once; the index cleans up in small steps (`PrefixIndex.sweep`)."""
         if not self.closed:

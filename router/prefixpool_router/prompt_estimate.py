@@ -1,9 +1,17 @@
-"""How many tokens a prompt has, without a tokenizer: bytes per token as learned from `usage`, per model."""
+"""How many tokens a prompt has, without a tokenizer: what is known of its beginning, and bytes per token for the rest.
+
+Bytes per token are learned from `usage`, per model. The token depth of a boundary that some agent has published is exact,
+and the same for all replicas: the estimate starts from the deepest one.
+"""
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from prefixpool.chain import PrefixChain
 
 DEFAULT_BYTES_PER_TOKEN: Final = 4.0  # English text; learned after the first answer
 _MEMORY_BYTES: Final = 200_000.0  # canonical bytes of prompts that the running ratio remembers
@@ -11,8 +19,54 @@ _MAX_MODELS: Final = 64  # names come from clients
 _SANE: Final = (0.25, 64.0)  # bytes per token; token ids as prompts are 4, images can be far below 1
 
 
+class Anchor(NamedTuple):
+    """A boundary whose token depth is known."""
+
+    offset: int  # bytes
+    tokens: int
+
+    @classmethod
+    def find(cls, chain: PrefixChain, depth: Callable[[int], int]) -> Anchor:
+        """About the deepest one: bisection, which holes in the index can mislead, but not far (it is an estimate)."""
+        low, high, found = 0, len(chain.hashes), cls(0, 0)
+        while low < high:
+            middle = (low + high) // 2
+            tokens = depth(chain.hashes[middle])
+            if tokens:
+                found = cls(chain.offsets[middle], tokens)
+                low = middle + 1
+            else:
+                high = middle
+        return found
+
+
+class PromptEstimate:
+    """Token depths of one prompt."""
+
+    __slots__ = ("_anchor", "_bytes_per_token", "total")
+
+    def __init__(self, total_bytes: int, bytes_per_token: float, anchor: Anchor) -> None:
+        self._anchor = anchor
+        self._bytes_per_token = bytes_per_token
+        self.total = max(1, self.at(total_bytes))
+
+    def at(self, offset: int) -> int:
+        """Tokens before this offset."""
+        return self.depths((offset,))[0]
+
+    def depths(self, offsets: array[int] | tuple[int, ...]) -> list[int]:
+        """Tokens before each of these offsets."""
+        known_bytes, known_tokens = self._anchor
+        before = known_tokens / known_bytes if known_bytes else 0.0
+        behind = 1.0 / self._bytes_per_token
+        return [
+            int(known_tokens + (offset - known_bytes) * behind) if offset > known_bytes else int(offset * before)
+            for offset in offsets
+        ]
+
+
 class TokenEstimate:
-    """Learns per model; not thread-safe."""
+    """Learns bytes per token, per model; not thread-safe."""
 
     def __init__(self) -> None:
         self._ratio: OrderedDict[str, tuple[float, float]] = OrderedDict()  # model -> (bytes, tokens) of recent prompts
@@ -21,10 +75,6 @@ class TokenEstimate:
         """Of canonical text, template overhead included."""
         found = self._ratio.get(model)
         return found[0] / found[1] if found else DEFAULT_BYTES_PER_TOKEN
-
-    def tokens(self, model: str, canonical_bytes: int) -> int:
-        """At least 1."""
-        return max(1, round(canonical_bytes / self.bytes_per_token(model)))
 
     def learn(self, model: str, canonical_bytes: int, prompt_tokens: int) -> None:
         """From one answer. Ratios that no text has (a prompt of images) are ignored."""

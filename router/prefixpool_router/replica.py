@@ -157,7 +157,6 @@ class Replica:
         """For good: whatever still arrives for it changes nothing."""
         self._removed = True
         self.pictures.forget()
-        self._watcher.judge(self)
 
     # -- the agent's stream
 
