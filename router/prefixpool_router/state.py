@@ -1,0 +1,102 @@
+"""What `/state` shows: every replica with what is known of it, and why."""
+
+from __future__ import annotations
+
+import msgspec
+
+from prefixpool.wire import Costs, Mode, State
+from prefixpool_router.fleet import Fleet
+from prefixpool_router.membership import MemberState
+from prefixpool_router.pictures import Account
+from prefixpool_router.replica import Replica
+
+
+class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica as one router process sees it. `why`: the reason for not being usable, or for not being precise."""
+
+    name: str
+    engine: str
+    agent: str | None
+    member_state: MemberState
+    usable: bool
+    mode: Mode
+    why: str
+    account: Account  # how far the agent's account of the cache has come
+    engine_state: State | None  # None: no agent says
+    epoch: int
+    models: tuple[str, ...]
+    block_tokens: int
+    device_tokens: int
+    inflight: int  # of all routers
+    own_inflight: int
+    pending_tokens: int
+    waiting: int | None  # None: no fresh report
+    kv_usage: float | None
+    boundaries: int  # facts in the index
+    promised_boundaries: int
+    trust: float
+    prediction_error: float
+    drifted: bool
+    snapshots: int
+    stream_losses: int
+    costs: Costs
+
+
+class RouterReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One router process. Sizes in bytes, times in seconds."""
+
+    name: str
+    worker: int
+    pid: int
+    ready: bool
+    why: str
+    draining: bool
+    uptime_s: float
+    policy: str
+    members_problem: str
+    index_boundaries: int
+    index_bytes: int
+    index_evictions: int
+    promised_boundaries: int
+    replicas: list[ReplicaReport]
+
+
+class StateReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All processes of one router."""
+
+    workers: list[RouterReport]
+
+
+def replica_report(fleet: Fleet, replica: Replica) -> ReplicaReport:
+    """Everything about one replica."""
+    verdict, status, report = fleet.verdict(replica.name), replica.status, replica.report
+    pictures = replica.pictures
+    picture, trust = pictures.in_use(verdict.mode), pictures.trust(verdict.mode)
+    return ReplicaReport(
+        name=replica.name,
+        engine=replica.member.engine,
+        agent=replica.member.agent,
+        member_state=replica.member.state,
+        usable=verdict.usable,
+        mode=verdict.mode,
+        why=verdict.why,
+        account=pictures.account,
+        engine_state=status.state if status is not None else None,
+        epoch=status.epoch if status is not None else 0,
+        models=replica.models,
+        block_tokens=replica.block_tokens,
+        device_tokens=replica.candidate.device_tokens,
+        inflight=replica.load.inflight,
+        own_inflight=replica.load.own,
+        pending_tokens=replica.load.pending_tokens,
+        waiting=report.waiting if report is not None else None,
+        kv_usage=report.kv_usage if report is not None else None,
+        boundaries=picture.boundaries if picture is not None else 0,
+        promised_boundaries=picture.promised if picture is not None else 0,
+        trust=round(trust.trust, 4),
+        prediction_error=round(trust.error, 4),
+        drifted=pictures.facts_trust.drifted,
+        snapshots=replica.snapshots,
+        stream_losses=replica.losses,
+        costs=replica.costs,
+    )
