@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest
-from itertools import dropwhile, islice
+from itertools import islice
 from typing import Final, NamedTuple
 
 from prefixpool.wire import Tier
@@ -24,6 +24,8 @@ SHIFT: Final = 24
 SEEN_AGAIN: Final = 1 << 23
 MAX_DEPTH: Final = SEEN_AGAIN - 1
 HOLDERS: Final = -1 << SHIFT  # everything but depth and flag
+STRIDE: Final = 8
+GIVE_UP: Final = 64  # unknown boundaries in a row after which a walk ends even if they may have been evicted
 HASH_BYTES: Final = 36  # a 64-bit int object
 DICT_BYTES: Final = 62  # one slot of a dict, at the mean load between two resizes
 
@@ -43,6 +45,33 @@ def capacity(budget_bytes: int, columns: int) -> int:
 
 def _value_bytes(columns: int) -> int:
     return 28 + 4 * ((SHIFT + 3 * columns) // 30)
+
+
+class _Walk:
+    """The columns that hold everything so far, while boundaries go by from shallow to deep."""
+
+    __slots__ = ("device", "held", "last", "levels", "mask")
+
+    def __init__(self, live: int) -> None:
+        self.device = self.held = live
+        self.mask = self.last = 0
+        self.levels: list[Level] = []
+
+    def step(self, value: int) -> bool:
+        """The next known boundary; False: nobody holds it, `levels` is complete."""
+        if (holders := value >> SHIFT) != self.mask:
+            device, held = self.device & holders, self.held & (holders | holders >> 1 | holders >> 2)
+            if (device, held) != (self.device, self.held):
+                self.end()
+            self.mask, self.device, self.held = holders, device, held
+        self.last = value
+        return self.held != 0
+
+    def end(self) -> list[Level]:
+        """Close the level in progress; all levels."""
+        if self.last:
+            self.levels.append(Level(self.last & MAX_DEPTH, self.device, self.held))
+        return self.levels
 
 
 class PrefixIndex:
@@ -139,39 +168,52 @@ class PrefixIndex:
 
         Boundaries shallower than one block count as always held, and one that this index itself may have evicted says
         nothing; apart from those, the first boundary that a column lacks ends its prefix. `overlay`: `Predicted.marks`.
-        """
-        values = self._values(hashes, overlay)
-        if not any(values):
-            return []
-        device = held = self._live
-        mask, last, levels = -1, 0, list[Level]()
-        for value in dropwhile(lambda value: value & MAX_DEPTH < max(block_tokens, 1), values):
-            if not value:
-                if self.evicted:
-                    continue
-                break
-            if (holders := value >> SHIFT) != mask:
-                fewer = held & (holders | holders >> 1 | holders >> 2)
-                if last and (fewer != held or device & holders != device):
-                    levels.append(Level(last & MAX_DEPTH, device, held))
-                mask, device, held = holders, device & holders, fewer
-                if not held:
-                    return levels
-            last = value
-        if last:
-            levels.append(Level(last & MAX_DEPTH, device, held))
-        return levels
 
-    def _values(self, hashes: Sequence[int], overlay: Mapping[int, int] | None) -> list[int]:
-        """What is known of each boundary; 0: nothing."""
-        shards = self._shards
-        values = [shards[key & LOW].get(key, 0) for key in hashes]
-        if not overlay:
-            return values
-        extras = [overlay.get(key, 0) for key in hashes]
-        if not any(extras):
-            return values
-        return [value | extra & HOLDERS if value else extra for value, extra in zip(values, extras, strict=True)]
+        Between two boundaries `STRIDE` apart with the same holders none is looked up. Agents publish a boundary only if its
+        whole path is resident, so nothing can be missing there; if ever it were, a hole of `STRIDE` or more would be seen.
+        """
+        position, unknown, end = self._root(hashes, block_tokens, overlay), 0, len(hashes) - 1
+        walk = _Walk(self._live)
+        if position < 0 or not walk.step(self._value(hashes[position], overlay)):
+            return walk.levels
+        while position < end:
+            jump = min(position + STRIDE, end)
+            value = self._value(hashes[jump], overlay)
+            if value >> SHIFT == walk.mask:
+                walk.last, position = value, jump
+                continue
+            for key in hashes[position + 1 : jump + 1]:
+                value = self._value(key, overlay)
+                if value and not walk.step(value):
+                    return walk.levels
+                unknown = 0 if value else unknown + 1
+                if unknown and not (self.evicted and unknown < GIVE_UP):
+                    return walk.end()
+            position = jump
+        return walk.end()
+
+    def _root(self, hashes: Sequence[int], block_tokens: int, overlay: Mapping[int, int] | None) -> int:
+        """Where the first boundary is that is known and at least one block deep; -1: there is none.
+
+        Nearly every boundary is at least one token behind the one before, so that many unknown ones are a block.
+        """
+        unknown, most = 0, min(block_tokens, GIVE_UP)
+        for position, key in enumerate(hashes):
+            value = self._value(key, overlay)
+            if not value:
+                unknown += 1
+                if unknown > most:
+                    break
+            elif value & MAX_DEPTH >= block_tokens:
+                return position
+        return -1
+
+    def _value(self, key: int, overlay: Mapping[int, int] | None) -> int:
+        """What is known of a boundary; 0: nothing."""
+        value = self._shards[key & LOW].get(key, 0)
+        if overlay and (extra := overlay.get(key)):
+            return value | extra & HOLDERS if value else extra
+        return value
 
     # -- inside
 
@@ -193,7 +235,7 @@ class PrefixIndex:
         self._counts[column] -= gone
 
     def _evict(self, number: int) -> None:
-        """Make room: the deepest boundaries that only disks hold; else, second chance in order of age.
+        """Make room for one: the deepest boundaries that only disks hold; else the older and deeper ones first.
 
         In batches: a scan of the shard frees a sixteenth of it, and walking a dict from the front steps over deleted slots.
         """
@@ -205,12 +247,20 @@ class PrefixIndex:
             for key in nlargest(batch, disk_only, key=lambda key: shard[key] & MAX_DEPTH):
                 self._forget(shard.pop(key))
         while len(shard) >= self._full:
-            for key in list(islice(shard, 16)):
-                value = shard.pop(key)
-                if value & SEEN_AGAIN:
-                    shard[key] = value ^ SEEN_AGAIN
-                else:
-                    self._forget(value)
+            self._evict_old(shard)
+
+    def _evict_old(self, shard: dict[int, int]) -> None:
+        """Of the oldest, those seen again get a second chance; of the others the shallower half does: heads are shared."""
+        oldest = [(key, shard.pop(key)) for key in list(islice(shard, 32))]
+        unseen = sorted((value & MAX_DEPTH for _, value in oldest if not value & SEEN_AGAIN), reverse=True)
+        spared = unseen[len(unseen) // 2] if unseen else 0
+        for key, value in oldest:
+            if value & SEEN_AGAIN:
+                shard[key] = value ^ SEEN_AGAIN
+            elif value & MAX_DEPTH < spared:
+                shard[key] = value
+            else:
+                self._forget(value)
 
     def _forget(self, value: int) -> None:
         self.evicted += 1

@@ -78,8 +78,7 @@ class Candidates:
 
     tau_s: float  # prefill of a typical request: what a wait is compared with
     loads: dict[str, int]  # requests in flight by name
-    by_bit: dict[int, Candidate]
-    mask: int  # all bits
+    mask: int  # bits of all members
     total_inflight: int
     total_wait_s: float
     _order: list[Candidate]
@@ -91,6 +90,8 @@ class Candidates:
     def __init__(self, members: Iterable[Candidate] = ()) -> None:
         self._members = {member.name: member for member in members}
         self._rebuild()
+        for member in self._order:
+            self._derive(member)
 
     # -- members
 
@@ -98,6 +99,7 @@ class Candidates:
         """A new member, or another under the same name."""
         self._members[candidate.name] = candidate
         self._rebuild()
+        self._derive(candidate)
 
     def remove(self, name: str) -> None:
         """Unknown names are ignored."""
@@ -162,14 +164,17 @@ class Candidates:
     def set_costs(self, name: str, costs: Costs, load_s_per_token: float = 0.0) -> None:
         """What the agent measured; zeros are filled in. Raises KeyError for unknown names."""
         member = self._members[name]
-        member.costs, member.load_s_per_token = costs, load_s_per_token
-        self._fill_in()
+        if (member.costs, member.load_s_per_token) != (costs, load_s_per_token):
+            member.costs, member.load_s_per_token = costs, load_s_per_token
+            self._fill_in()
+            self._derive(member)
 
     def set_place(self, name: str, *, bit: int, device_tokens: int) -> None:
         """Its index column (another one after each restart) and its capacity. Raises KeyError for unknown names."""
         member = self._members[name]
+        self.mask += bit - member.bit
         member.bit, member.device_tokens = bit, device_tokens
-        self._fill_in()
+        self._derive(member)
 
     # -- what policies read
 
@@ -208,26 +213,25 @@ class Candidates:
 
     def _rebuild(self) -> None:
         self._ring = None
+        self._sum_up()
         self._fill_in()
 
-    def _fill_in(self) -> None:
-        pool = cost.pool_rates([member.costs for member in self._members.values()])
-        self.tau_s = pool.prefill_s(cost.TYPICAL_UNCACHED_TOKENS, 0)
-        for member in self._members.values():
-            member.rates = cost.rates(member.costs, pool)
-        self._sum_up()
-        for member in self._members.values():
-            self._derive(member)
-
     def _sum_up(self) -> None:
-        members = self._members.values()
-        self.loads = {member.name: member.inflight for member in members}
-        self.by_bit = {member.bit: member for member in members if member.bit}
-        self.mask = sum(self.by_bit)
+        self._order, self._order_due = list(self._members.values()), True
+        self._newcomers, self._newcomers_due = [], True
+        self.loads = {member.name: member.inflight for member in self._order}
+        self.mask = sum(member.bit for member in self._order)
         self.total_inflight = sum(self.loads.values())
-        self.total_wait_s = sum(member.wait_s for member in members)
-        self._order, self._order_due = list(members), True
-        self._newcomers, self._newcomers_due = list[Candidate](), True
+        self.total_wait_s = sum(member.wait_s for member in self._order)
+
+    def _fill_in(self) -> None:
+        pool = cost.pool_rates([member.costs for member in self._order])
+        self.tau_s = pool.prefill_s(cost.TYPICAL_UNCACHED_TOKENS, 0)
+        for member in self._order:
+            rates = cost.rates(member.costs, pool)
+            if rates != member.rates:
+                member.rates = rates
+                self._derive(member)
 
     def _derive(self, member: Candidate) -> None:
         rates, batch = member.rates, member.inflight

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from math import sqrt
-from operator import attrgetter
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from prefixpool.policy.base import Candidate, Candidates, Choice, Query, Reason, Score
@@ -40,12 +40,8 @@ class Limits(NamedTuple):
         return cls(BOUND * mean + slack / 2, BOUND * mean + slack)
 
 
-class _Priced(NamedTuple):
-    total: float
-    member: Candidate
-
-
-_total = attrgetter("total")
+_Priced = tuple[float, Candidate]
+_total = itemgetter(0)
 
 
 class Prefix:
@@ -118,23 +114,23 @@ def _cheapest(query: Query, candidates: Candidates, holdings: Holdings, limits: 
     if not allowed:  # the whole shortlist is above its bound
         return lightest(query, candidates, Reason.OVERFLOW)
     allowed.sort(key=_total)
-    lowest = allowed[0].total
+    lowest = allowed[0][0]
     tied = bisect_right(allowed, NEAR * lowest, key=_total)
-    best = allowed[int(query.draw * 1024 % 1 * tied)].member  # other bits of the draw than `_divert` looks at
+    best = allowed[int(query.draw * 1024 % 1 * tied)][1]  # other bits of the draw than `_divert` looks at
     predicted = holdings.predicted(best)
-    moved = not predicted or min(priced, key=_total).total < lowest
-    names = others((price.member.name for price in allowed[: 1 + FALLBACKS]), best.name)
+    moved = not predicted or min(priced, key=_total)[0] < lowest
+    names = others((member.name for _, member in allowed[: 1 + FALLBACKS]), best.name)
     return Choice(best.name, Reason.OVERFLOW if moved else Reason.WARM, predicted, names)
 
 
 def _within(priced: Sequence[_Priced], limits: Limits) -> list[_Priced]:
     """Those within the soft bound if they are not much dearer; else those within the hard one."""
-    allowed = [price for price in priced if price.member.inflight + 1 <= limits.hard]
-    calm = [price for price in allowed if price.member.inflight + 1 <= limits.soft]
+    soft, hard = limits.soft - 1, limits.hard - 1
+    allowed = [price for price in priced if price[1].inflight <= hard]
+    calm = [price for price in allowed if price[1].inflight <= soft]
     if not calm or len(calm) == len(allowed):
         return allowed
-    dearest = DEARER * min(allowed, key=_total).total
-    return calm if min(calm, key=_total).total <= dearest else allowed
+    return calm if min(calm, key=_total)[0] <= DEARER * min(allowed, key=_total)[0] else allowed
 
 
 def _shortlist(query: Query, candidates: Candidates, home: str) -> list[Candidate]:
@@ -160,7 +156,7 @@ def _price(
 ) -> list[_Priced]:
     """Marginal cost to everybody, seconds: research algorithms.md 6.2."""
     busy, n = kappa(candidates.mean_wait_s, candidates.tau_s), query.prompt_tokens
-    priced = []
+    priced: list[_Priced] = []
     for member in members:
         rates, trust = member.rates, member.trust
         device, held = holdings.of(member.bit)
@@ -173,7 +169,7 @@ def _price(
         if member.name == home:
             work_s -= HOME * fill_s
         slowed_s = member.share * (fill_s + rates.output_tokens * rates.step_s_per_sequence)
-        priced.append(_Priced(member.weight_s + busy * work_s + slowed_s, member))
+        priced.append((member.weight_s + busy * work_s + slowed_s, member))
     return priced
 
 
