@@ -31,6 +31,11 @@ class Credentials:
         """Bearer for engines and agents; "" = none is sent."""
         return self._engine_key.value if self._engine_key is not None else ""
 
+    @property
+    def salted(self) -> bool:
+        """Requests carry the salt of their scope."""
+        return self._salt_key is not None
+
     def check(self, headers: Mapping[str, str]) -> Grant:
         """Whose request this is. Raises RequestError 401; without a key file everybody is in one scope."""
         return self._keys.value.check(headers) if self._keys is not None else Grant("")

@@ -25,7 +25,7 @@ _HOP_BY_HOP: Final = frozenset(
         "upgrade",
     }
 )
-# Not for the engine: credentials of the pool, what the HTTP client sets itself, and headers that steer an engine from inside.
+# Not for the engine: the pool's credentials, what the HTTP client sets itself, what steers an engine from inside.
 _NOT_UP: Final = _HOP_BY_HOP | {
     "authorization",
     "x-api-key",
@@ -49,6 +49,8 @@ _NOT_DOWN: Final = _HOP_BY_HOP | {
 }
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,200}")
 
+Fields = CIMultiDict[str]
+
 REQUEST_ID: Final = istr(names.H_REQUEST_ID)
 AUTHORIZATION: Final = istr("Authorization")
 CONTENT_LENGTH: Final = istr("Content-Length")
@@ -62,26 +64,24 @@ def request_id(headers: Mapping[str, str]) -> str:
     return os.urandom(16).hex()
 
 
-def for_engine(
-    headers: Mapping[str, str], *, api: Api, request_id: str, engine_key: str, priority_allowed: bool
-) -> CIMultiDict[str]:
+def for_engine(headers: Mapping[str, str], *, api: Api, request_id: str, engine_key: str, priority_allowed: bool) -> Fields:
     """What an engine gets of a client's headers. Its length header is left to the HTTP client."""
     drop = _NOT_UP | _named_by_connection(headers)
     if api is not Api.OTHER:
         drop |= {"accept-encoding"}  # the answer's usage is read, so it must come as it is
     if priority_allowed:
         drop -= {"x-vllm-priority"}
-    out: CIMultiDict[str] = CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in drop)
+    out: Fields = CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in drop)
     out[REQUEST_ID] = request_id
     if engine_key:
         out[AUTHORIZATION] = f"Bearer {engine_key}"
     return out
 
 
-def for_client(headers: Mapping[str, str], own: Mapping[str, str]) -> CIMultiDict[str]:
+def for_client(headers: Mapping[str, str], own: Mapping[str, str]) -> Fields:
     """What a client gets of an engine's headers, and the router's `own`."""
     drop = _NOT_DOWN | _named_by_connection(headers)
-    out: CIMultiDict[str] = CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in drop)
+    out: Fields = CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in drop)
     out.update(own)
     return out
 

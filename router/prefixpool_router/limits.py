@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
 from aiohttp import web
 
@@ -69,32 +69,48 @@ class Admission:
         self.inside -= 1
 
 
-async def read_body(request: web.BaseRequest, *, max_bytes: int, timeout_s: float) -> bytes:
+class BodyLimits(NamedTuple):
+    """Of one request body."""
+
+    max_bytes: int
+    timeout_s: float  # for all of it
+
+
+async def read_body(request: web.BaseRequest, limits: BodyLimits) -> bytes:
     """The whole body. Raises RequestError 413 as soon as it is known to be too large, 408 if it is not there in time."""
-    declared = request.content_length
-    if declared is not None and declared > max_bytes:
-        raise _too_large(max_bytes)
-    answer_expectation(request)
-    if request.content.is_eof() and not request.body_exists:
-        return b""
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await _collect(request, max_bytes)
-    except TimeoutError:
-        raise RequestError(408, f"The request body did not arrive within {timeout_s:g} seconds.") from None
-    except web.RequestPayloadError as error:
-        raise RequestError(400, "The request body is incomplete or badly framed.") from error
-
-
-async def _collect(request: web.BaseRequest, max_bytes: int) -> bytes:
-    pieces = []
-    size = 0
-    while piece := await request.content.readany():
-        size += len(piece)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        pieces.append(piece)
+    pieces = [piece async for piece in arriving(request, limits)]
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+async def arriving(request: web.BaseRequest, limits: BodyLimits) -> AsyncIterator[bytes]:
+    """The body piece by piece; raises what read_body raises."""
+    check_declared(request, limits)
+    if request.content.at_eof():
+        return
+    answer_expectation(request)
+    size = 0
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + limits.timeout_s
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline):
+                piece = await request.content.readany()
+        except TimeoutError:
+            raise RequestError(408, f"The request body did not arrive within {limits.timeout_s:g} seconds.") from None
+        except web.RequestPayloadError as error:
+            raise RequestError(400, "The request body is incomplete or badly framed.") from error
+        if not piece:
+            return
+        size += len(piece)
+        if size > limits.max_bytes:
+            raise _too_large(limits.max_bytes)
+        yield piece
+
+
+def check_declared(request: web.BaseRequest, limits: BodyLimits) -> None:
+    """Raises RequestError 413 before anything of a too large body is read."""
+    if request.content_length is not None and request.content_length > limits.max_bytes:
+        raise _too_large(limits.max_bytes)
 
 
 def answer_expectation(request: web.BaseRequest) -> None:

@@ -46,7 +46,7 @@ def parse_object(raw: bytes) -> dict[str, Any]:
 
 
 def _parse_leniently(raw: bytes) -> object:
-    """Python's own parser decides what engines accept (1e400, NaN); only UTF-8 is taken, so that nobody reads it otherwise."""
+    """Python's own parser decides what engines accept (1e400, NaN); only UTF-8, so that nobody reads it otherwise."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -9,7 +9,7 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
-from prefixpool_router.upstream import Reset, Silent
+from prefixpool_router.upstream import ResetError, SilentError
 
 _MAX_CHUNK_BYTES: Final = 1 << 16  # a longer HTTP chunk is passed on in pieces
 
@@ -25,14 +25,14 @@ class ChunkReader:
     async def next(self) -> bytes:
         """One HTTP chunk, or what there is of a body that is not chunked; b"" at the end.
 
-        Raises Reset if the engine's connection breaks, Silent if the watchdog gave up.
+        Raises ResetError if the engine's connection breaks, SilentError if the watchdog gave up.
         """
         while True:
             try:
                 data, complete = await self._content.readchunk()
             except (aiohttp.ClientError, ConnectionError, RuntimeError) as error:
                 # RuntimeError: how aiohttp says that the connection was closed before this read began.
-                raise Reset from error
+                raise ResetError from error
             ended = not data and not complete
             if self._partial:
                 data = self._partial + data
@@ -80,10 +80,10 @@ class Watchdog:
 
 
 def watch(response: aiohttp.ClientResponse, request: web.BaseRequest, *, read_s: float, write_s: float) -> Watchdog:
-    """A silent engine ends the reader with Silent; a client that does not read is disconnected, which cancels its handler."""
+    """A silent engine ends the reader with SilentError; a client that never reads is cut off, which cancels its handler."""
 
     def on_silent() -> None:
-        response.content.set_exception(Silent(f"the engine sent nothing for {read_s:g} s"))
+        response.content.set_exception(SilentError(f"the engine sent nothing for {read_s:g} s"))
 
     def on_stuck() -> None:
         if request.transport is not None:

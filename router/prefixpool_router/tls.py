@@ -23,8 +23,9 @@ class ServerTls:
         self.context = self._loaded(_new_context())
 
     def refresh(self) -> bool:
-        """Load the pair again if either file changed and both fit; True if so. While a renewal is half done, keep the old."""
-        if not any([file.refresh() for file in self._files]):  # a list: every file must be looked at
+        """Load the pair again if either file changed and both fit; True if so. Half a renewal changes nothing."""
+        changed = [file.refresh() for file in self._files]
+        if not any(changed):
             return False
         try:
             self._loaded(_new_context())

@@ -23,7 +23,7 @@ _READ_BUFFER_BYTES: Final = 1 << 16  # aiohttp stops reading at twice this: what
 _DEAD_PEER_S: Final = 10
 
 
-class Unanswered(PrefixpoolError):
+class UnansweredError(PrefixpoolError):
     """An attempt of which nothing has reached the client. `why` is one word, also the label of a metric."""
 
     why = "unanswered"
@@ -33,21 +33,21 @@ class Unanswered(PrefixpoolError):
         super().__init__(message or self.why)
 
 
-class Refused(Unanswered):
+class RefusedError(UnansweredError):
     """No connection, so nothing was sent."""
 
     why = "refused"
     replica_down = True
 
 
-class Reset(Unanswered):
+class ResetError(UnansweredError):
     """The connection broke before an answer was complete; the engine may have begun to work on the request."""
 
     why = "reset"
     replica_down = True
 
 
-class Silent(Unanswered):
+class SilentError(UnansweredError):
     """Nothing came for too long."""
 
     why = "timeout"
@@ -72,8 +72,8 @@ class Whole(Payload):
 
 
 class Upstream:
-    """Owns the session; `close` it in the loop that made it. `connect_s`: to reach an engine; `silence_s`: how long an engine
-    may take to begin its answer."""
+    """Owns the session; `close` it in the loop that made it. `connect_s`: to reach an engine; `silence_s`: how long one may
+    take to begin its answer."""
 
     def __init__(self, *, connect_s: float, silence_s: float) -> None:
         self._silence_s = silence_s
@@ -98,17 +98,17 @@ class Upstream:
     async def send(
         self, method: str, url: URL, headers: CIMultiDict[str], body: bytes | AsyncIterator[bytes] | None
     ) -> aiohttp.ClientResponse:
-        """The head of the answer, and its body as it comes. Raises Refused, Reset or Silent."""
+        """The head of the answer, and its body as it comes. Raises RefusedError, ResetError or SilentError."""
         data: Any = Whole(body) if isinstance(body, bytes) else body
         try:
             async with asyncio.timeout(self._silence_s):
                 return await self._session.request(method, url, headers=headers, data=data, allow_redirects=False)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise Refused from error
+            raise RefusedError from error
         except TimeoutError as error:
-            raise Silent(f"no answer began within {self._silence_s:g} s") from error
+            raise SilentError(f"no answer began within {self._silence_s:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise Reset from error
+            raise ResetError from error
 
     async def close(self) -> None:
         await self._session.close()

@@ -1,7 +1,7 @@
 """Token counts out of answers, streamed or not, without parsing what does not carry any. Pure.
 
-Streams are cut into server-sent events only as far as needed: a chunk that ends with an event and has no `"usage"` in it goes
-through untouched and unread. (Inside JSON text a quote is escaped, so `"usage"` can't come from what the model wrote.)
+Streams are cut into server-sent events only as far as needed: a chunk that ends with an event and has no `"usage"` in it
+goes through untouched and unread. (Inside JSON text a quote is escaped, so `"usage"` can't come from what the model wrote.)
 """
 
 from __future__ import annotations

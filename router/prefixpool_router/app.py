@@ -1,0 +1,170 @@
+"""The router's HTTP side for clients: one handler for every path, and its life from listening to drained.
+
+Whatever is wrong with a request is a RequestError, raised where it is found and put into the client's dialect here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import traceback
+from typing import Final
+
+from aiohttp import web
+
+from prefixpool.errors import Dialect, RequestError
+from prefixpool_router import headers
+from prefixpool_router.credentials import Credentials
+from prefixpool_router.dispatch_types import Dispatcher
+from prefixpool_router.exchange import Arrived
+from prefixpool_router.intake import Intake
+from prefixpool_router.limits import Admission
+from prefixpool_router.metrics import EdgeMetrics
+from prefixpool_router.paths import Api, allowed_methods, route
+from prefixpool_router.proxy import Proxy
+from prefixpool_router.server import ClientServer, refusal
+from prefixpool_router.settings import RouterSettings
+from prefixpool_router.tls import ServerTls
+from prefixpool_router.upstream import Upstream
+
+_log = logging.getLogger(__name__)
+
+_CLIENT_GONE: Final = 499
+_BACKLOG: Final = 4096
+
+
+class Edge:
+    """Serves clients until `stop`. Raises SettingsError at once for unusable key or certificate files."""
+
+    def __init__(
+        self, settings: RouterSettings, dispatcher: Dispatcher, metrics: EdgeMetrics, credentials: Credentials
+    ) -> None:
+        self._settings = settings
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._credentials = credentials
+        self._tls = ServerTls(settings.tls_cert_file, settings.tls_key_file) if settings.tls_cert_file else None
+        self._intake = Intake(credentials, settings)
+        self._admission = Admission(
+            limit=settings.max_inflight, queue=settings.max_queued, deadline_s=settings.queue_timeout_s
+        )
+        self._closing = False
+        self._open = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        metrics.open_requests.set_function(lambda: self._open)
+        metrics.waiting_requests.set_function(lambda: self._admission.waiting)
+
+    async def start(self, *, sock: socket.socket | None = None, reuse_port: bool = False) -> None:
+        """Listen, on the settings' address or on a socket that is bound already. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        self._upstream = Upstream(connect_s=self._settings.connect_timeout_s, silence_s=self._settings.silence_timeout_s)
+        self._proxy = Proxy(self._dispatcher, self._upstream, self._metrics, self._settings)
+        self._server = ClientServer(
+            self.handle, idle_s=self._settings.idle_timeout_s, unread_s=self._settings.write_timeout_s
+        )
+        where = {"sock": sock} if sock is not None else {"host": self._settings.host, "port": self._settings.port}
+        self._listener = await loop.create_server(
+            self._server,
+            **where,
+            ssl=self._tls.context if self._tls is not None else None,
+            backlog=_BACKLOG,
+            reuse_port=reuse_port or None,
+        )
+        self._watcher = loop.create_task(self._watch_files(), name="edge files")
+
+    @property
+    def port(self) -> int:
+        """The port that clients connect to, once started."""
+        port: int = self._listener.sockets[0].getsockname()[1]
+        return port
+
+    @property
+    def open_requests(self) -> int:
+        return self._open
+
+    def begin_drain(self) -> None:
+        """From now on every answer asks its client to connect anew; requests are still taken."""
+        self._closing = True
+
+    async def stop(self, timeout_s: float) -> int:
+        """Listen no more, wait for running answers, cut off the rest; how many were cut off."""
+        self.begin_drain()
+        self._listener.close()
+        self._server.pre_shutdown()  # closes idle connections
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            _log.warning("Answers were cut off", extra={"open_requests": self._open})
+        cut_off = self._open
+        self._watcher.cancel()
+        await asyncio.gather(self._watcher, return_exceptions=True)
+        await self._server.shutdown(0.1)
+        await self._upstream.close()
+        return cut_off
+
+    async def _watch_files(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.files_interval_s)
+            self._credentials.refresh()
+            if self._tls is not None:
+                self._tls.refresh()
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """One request. Lets ConnectionError and cancellation through: then nobody is left to be answered."""
+        request_id = headers.request_id(request.headers)
+        self._open += 1
+        self._idle.clear()
+        api = Api.OTHER
+        status = _CLIENT_GONE
+        started_s = asyncio.get_running_loop().time()
+        try:
+            try:
+                found = route(request.rel_url.raw_path, engine_store=self._settings.engine_store)
+                api = found.api
+                response = await self._answer(Arrived(request, found, request_id, started_s, self._closing))
+            except RequestError as error:
+                response = self._refuse(request, error, request_id)
+            except (ConnectionError, asyncio.CancelledError):
+                raise
+            except Exception as error:  # noqa: BLE001 -- the request's boundary: a fault of ours must cost this request only
+                _log_fault(error, request_id)
+                response = self._refuse(request, RequestError(500, "The router failed."), request_id)
+            status = response.status
+            return response
+        finally:
+            self._metrics.requests.labels(api.value, str(status)).inc()
+            self._open -= 1
+            if not self._open:
+                self._idle.set()
+
+    async def _answer(self, arrived: Arrived) -> web.StreamResponse:
+        methods = allowed_methods(arrived.route)
+        if arrived.request.method == "OPTIONS":
+            return web.Response(status=204, headers={"Allow": ", ".join(methods)})
+        if arrived.request.method not in methods:
+            raise RequestError(405, f"Method not allowed; this path takes {', '.join(methods)}.")
+        exchange = await self._intake.read(arrived)
+        if arrived.request.method in ("GET", "HEAD"):
+            return await self._proxy.serve(exchange)
+        async with self._admission.admit():
+            response = await self._proxy.serve(exchange)
+        self._metrics.answer_seconds.labels(exchange.api.value).observe(exchange.age_s())
+        return response
+
+    def _refuse(self, request: web.BaseRequest, error: RequestError, request_id: str) -> web.StreamResponse:
+        if request.writer.output_size > 0:  # nothing sensible can follow what was sent
+            raise ConnectionError("the answer had begun") from error
+        self._metrics.rejected.labels(str(error.status)).inc()
+        response = refusal(error, Dialect.of_path(request.rel_url.raw_path), request_id)
+        if self._closing or error.status in (408, 413):
+            response.force_close()
+        return response
+
+
+def _log_fault(error: Exception, request_id: str) -> None:
+    """Where, but not the message: it might quote a prompt."""
+    stack = "".join(traceback.format_tb(error.__traceback__))
+    _log.error("Request failed", extra={"error": type(error).__name__, "request_id": request_id, "stack": stack})

@@ -1,0 +1,81 @@
+"""One request of a client, read and checked: all that forwarding needs to know."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from aiohttp import web
+
+from prefixpool.errors import Dialect, RequestError
+from prefixpool_router.dispatch_types import RoutedRequest
+from prefixpool_router.headers import Fields
+from prefixpool_router.limits import BodyLimits, arriving
+from prefixpool_router.paths import Route
+
+
+class Arrived(NamedTuple):
+    """The head of a request, before anything was believed."""
+
+    request: web.BaseRequest
+    route: Route
+    request_id: str
+    started_s: float  # loop time
+    closing: bool  # the router drains
+
+
+class Exchange:
+    """Owned by the handler of one request. `body` None: it was not read and is passed on as it arrives, once."""
+
+    def __init__(
+        self,
+        arrived: Arrived,
+        routed: RoutedRequest,
+        headers: Fields,
+        *,
+        body: bytes | None,
+        withhold: bool,
+        limits: BodyLimits,
+    ) -> None:
+        self.request = arrived.request
+        self.api = arrived.route.api
+        self.routed = routed
+        self.headers = headers  # for the engine
+        self.withhold = withhold  # it was the router that asked for the usage chunk, not the client
+        self.target = arrived.request.rel_url.raw_path_qs
+        self.dialect = Dialect.of_path(routed.path)
+        self.repeatable = True  # False once a body that nobody kept is on its way to an engine
+        self.refusal: RequestError | None = None  # what was wrong with a body that was being passed on
+        self._body = body
+        self._closing = arrived.closing
+        self._started_s = arrived.started_s
+        self._limits = limits
+
+    def body(self) -> bytes | AsyncIterator[bytes] | None:
+        """For one attempt."""
+        if self._body is None:
+            return self._passing()
+        return self._body or None
+
+    def age_s(self) -> float:
+        return asyncio.get_running_loop().time() - self._started_s
+
+    def announce_close(self, response: web.StreamResponse) -> None:
+        """While the router drains, every answer asks the client to connect anew."""
+        if self._closing:
+            response.force_close()
+
+    def abort(self) -> None:
+        """Cut the client off."""
+        if self.request.transport is not None:
+            self.request.transport.abort()
+
+    async def _passing(self) -> AsyncIterator[bytes]:
+        try:
+            async for piece in arriving(self.request, self._limits):
+                self.repeatable = False
+                yield piece
+        except RequestError as error:
+            self.refusal = error
+            raise
