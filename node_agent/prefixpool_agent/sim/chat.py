@@ -75,7 +75,10 @@ class _Turn:
                 "usage": usage,
                 "prompt_logprobs": None,
                 "prompt_token_ids": self._prompt_ids(),
+                "prompt_text": None,
                 "kv_transfer_params": None,
+                "ec_transfer_params": None,
+                "metrics": None,
             }
         )
 
@@ -89,6 +92,7 @@ class _Turn:
             "finish_reason": end.finish,
             "stop_reason": end.stop_reason,
             "token_ids": tokens if request.return_token_ids else None,
+            "routed_experts": None,
         }
 
     async def stream(self) -> AsyncIterator[bytes]:
@@ -109,8 +113,8 @@ class _Turn:
         delta = {"role": "assistant", "content": ""}
         chunk = self._head([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
         if usage.continuous:
-            chunk["usage"] = plain_usage(self._generation.prompt_tokens, 0)
-        chunk["prompt_token_ids"] = self._prompt_ids()
+            chunk["usage"] = {**plain_usage(self._generation.prompt_tokens, 0), "completion_tokens_details": None}
+        chunk |= {"prompt_token_ids": self._prompt_ids(), "prompt_text": None}
         return event(chunk)
 
     def _delta(self, output: Output) -> dict[str, Any]:
@@ -132,7 +136,8 @@ class _Turn:
         if last and not usage.final:
             chunk["system_fingerprint"] = FINGERPRINT
         if usage.continuous:
-            chunk["usage"] = plain_usage(self._generation.prompt_tokens, output_tokens)
+            usage_now = plain_usage(self._generation.prompt_tokens, output_tokens)
+            chunk["usage"] = {**usage_now, "completion_tokens_details": None}
         return event(chunk)
 
     def _head(self, choices: list[dict[str, Any]]) -> dict[str, Any]:

@@ -84,6 +84,8 @@ class _Job:
                 "system_fingerprint": FINGERPRINT,
                 "usage": usage,
                 "kv_transfer_params": None,
+                "ec_transfer_params": None,
+                "metrics": None,
             }
         )
 
@@ -99,6 +101,7 @@ class _Job:
             "token_ids": tokens if self._request.return_token_ids else None,
             "prompt_logprobs": None,
             "prompt_token_ids": None,
+            "routed_experts": None,
         }
 
     async def stream(self) -> AsyncIterator[bytes]:

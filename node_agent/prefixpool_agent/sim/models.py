@@ -107,6 +107,7 @@ class Plain:
             "root": root,
             "parent": parent,
             "max_model_len": self._serving.max_model_len,
+            "permission": [],
         }
 
 

@@ -15,6 +15,10 @@ from prefixpool_agent.sim.requests import ResponsesRequest, parse
 from prefixpool_agent.sim.serving import Serving, answer_id, created_cache_tokens
 
 _MESSAGE_TYPES = (None, "message")
+_UNUSED = (  # fields of vLLM's answer that are null here
+    *("max_tool_calls", "previous_response_id", "prompt", "reasoning", "text", "top_logprobs", "user"),
+    *("kv_transfer_params", "ec_transfer_params", "input_messages", "output_messages"),
+)
 
 
 class Responses:
@@ -148,11 +152,13 @@ class _Turn:
             "top_p": 1.0,
             "background": False,
             "max_output_tokens": self._generation.sequences[0].limits.max_tokens,
-            "previous_response_id": None,
             "service_tier": "auto",
             "status": status,
             "truncation": "disabled",
             "usage": usage,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            **dict.fromkeys(_UNUSED),
         }
 
     def _usage(self) -> dict[str, Any]:
@@ -162,9 +168,16 @@ class _Turn:
             "input_tokens_details": {
                 "cached_tokens": generation.cached_tokens,
                 "cache_write_tokens": created_cache_tokens(generation, self._block_tokens),
+                "input_tokens_per_turn": [],
+                "cached_tokens_per_turn": [],
             },
             "output_tokens": generation.output_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0, "tool_output_tokens": 0},
+            "output_tokens_details": {
+                "reasoning_tokens": 0,
+                "tool_output_tokens": 0,
+                "output_tokens_per_turn": [],
+                "tool_output_tokens_per_turn": [],
+            },
             "total_tokens": generation.prompt_tokens + generation.output_tokens,
         }
 

@@ -53,7 +53,7 @@ class Step(NamedTuple):
         decodes = [item for item in self.work if item.decodes]
         prefills = [Prefill(item.new, item.start) for item in self.work if not item.decodes]
         context = sum(item.start for item in decodes)
-        return StepShape(len(decodes), context, prefills, self.restored_tokens)
+        return StepShape(len(decodes), context, prefills, len(self.admitted), self.restored_tokens)
 
 
 class Scheduler:

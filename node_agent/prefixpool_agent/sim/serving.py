@@ -68,13 +68,13 @@ class Serving:
 
     def encode(self, text: str) -> list[int]:
         """Refuses what cannot fit before it spends time on it, as vLLM does."""
-        most = self.max_model_len * MAX_CHARS_PER_TOKEN
+        longest, most = self.max_model_len, self.max_model_len * MAX_CHARS_PER_TOKEN
         if len(text) > most:
             raise ApiError(
                 400,
-                f"This model's maximum context length is {self.max_model_len} tokens. However, your prompt contains "
-                f"{len(text)} characters (more than {most} characters, which is the upper bound for "
-                f"{self.max_model_len} input tokens). Please reduce the length of the input prompt. (parameter=input_text, value={len(text)})",
+                f"This model's maximum context length is {longest} tokens. However, your prompt contains {len(text)} "
+                f"characters (more than {most} characters, which is the upper bound for {longest} input tokens). "
+                f"Please reduce the length of the input prompt. (parameter=input_text, value={len(text)})",
                 param="input_text",
             )
         return self.tokenizer.encode(text)

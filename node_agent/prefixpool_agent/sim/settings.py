@@ -46,6 +46,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefill_s_per_token2: Annotated[float, _about("plus p2 * m * (m + 2 * c) for m tokens behind c computed ones")] = (
         _TIMING.prefill_s2
     )
+    request_s: Annotated[float, _about("plus for each request that begins")] = _TIMING.request_s
     restore_s_per_token: Annotated[float, _about("plus for each token restored from the host tier")] = _TIMING.restore_s
 
     @property
@@ -59,6 +60,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
             context_s=self.decode_step_s_per_token,
             prefill_s=self.prefill_s_per_token,
             prefill_s2=self.prefill_s_per_token2,
+            request_s=self.request_s,
             restore_s=self.restore_s_per_token,
         )
 

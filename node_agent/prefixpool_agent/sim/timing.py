@@ -1,9 +1,11 @@
 """How long a step of the simulated engine takes. Pure.
 
     step = step_s + sequence_s * decodes + context_s * context tokens of the decodes
-         + sum over prefills of (p1 * m + p2 * m * (m + 2 * c)) + restore_s * tokens restored from the host tier
+         + sum over prefills of (p1 * m + p2 * m * (m + 2 * c))
+         + request_s * requests that begin + restore_s * tokens restored from the host tier
 
-with m new tokens behind c computed ones: the linear part is the matrix products, the quadratic one attention.
+with m new tokens behind c computed ones: the linear part is the matrix products, the quadratic one attention. `request_s`
+stands for what a request costs around its steps (parsing, tokenising, passing between processes).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ class StepShape(NamedTuple):
     decodes: int
     context_tokens: int  # of all decoding sequences together
     prefills: Sequence[Prefill]
+    requests: int = 0  # that begin with this step
     restored_tokens: int = 0
 
 
@@ -36,10 +39,12 @@ class TimingModel(NamedTuple):
     context_s: float = 1.0e-6
     prefill_s: float = 5.0e-4
     prefill_s2: float = 5.0e-8
+    request_s: float = 0.008
     restore_s: float = 1.0e-5
 
     def seconds(self, shape: StepShape) -> float:
         """Duration of one step."""
         prefill = sum(self.prefill_s * m + self.prefill_s2 * m * (m + 2 * c) for m, c in shape.prefills)
         decode = self.sequence_s * shape.decodes + self.context_s * shape.context_tokens
-        return self.step_s + decode + prefill + self.restore_s * shape.restored_tokens
+        around = self.request_s * shape.requests + self.restore_s * shape.restored_tokens
+        return self.step_s + decode + prefill + around
