@@ -186,6 +186,7 @@ def _env(settings: WorkerSettings, host: Host) -> dict[str, str]:
         "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "1",
         "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "0",
         "VLLM_SERVER_DEV_MODE": "1" if settings.dev_mode else "0",
+        "VLLM_HOST_IP": "127.0.0.1",  # its processes talk to each other; there are no other machines
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
     }

@@ -9,21 +9,24 @@ import logging
 import os
 import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from prefixpool import names
-from prefixpool_agent import shm
 from prefixpool_agent.supervisor.agent import AgentKeeper
 from prefixpool_agent.supervisor.control import Control
 from prefixpool_agent.supervisor.engine import EngineKeeper, make_private
+from prefixpool_agent.supervisor.guard import end_left_over, fork_guard
 from prefixpool_agent.supervisor.log_files import keep_logs_small
 from prefixpool_agent.supervisor.plan import Plan, PlanError, read_plan
 from prefixpool_agent.supervisor.process import Reaper, adopt_orphans
-from prefixpool_agent.supervisor.state import AgentState, EngineState, State, read_shm, write_state
+from prefixpool_agent.supervisor.state import AgentState, EngineState, State, write_state
 
 _LOCK: Final = "supervisor.lock"
+_LOCK_S: Final = 3.0
+_LOCK_POLL_S: Final = 0.05
 _SOCKETS: Final = (names.RUN_NOTES_SOCK, names.RUN_SUPERVISOR_SOCK)
 _log = logging.getLogger("prefixpool_agent.supervisor")
 
@@ -68,10 +71,8 @@ class Supervisor:
                 raise result
 
     def _clear_away(self) -> None:
-        """Sockets, and shared memory that a killed supervisor before this one had recorded."""
         for name in _SOCKETS:
             (self._plan.run_dir / name).unlink(missing_ok=True)
-        shm.remove(read_shm(self._plan.run_dir / names.RUN_SUPERVISOR_STATE))
 
     def _engine_changed(self, engine: EngineState) -> None:
         self._publish(replace(self._state, engine=engine))
@@ -89,6 +90,21 @@ class Supervisor:
             _log.warning("state file not written: %s", error)  # `status` still tells it; a full disk must not stop engines
 
 
+def _lock(path: Path) -> None:
+    """One supervisor for each directory. Raises BlockingIOError. Waits for the guard of a killed one, which cleans up."""
+    lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    deadline_s = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(_LOCK_POLL_S)  # noqa: TID251 - no event loop yet
+        else:
+            return
+
+
 def main(argv: list[str] | None = None) -> int:
     """Exit code 0 after a clean stop, 2 if it could not begin."""
     parser = argparse.ArgumentParser(prog="prefixpool_agent.supervisor", description=__doc__)
@@ -98,14 +114,16 @@ def main(argv: list[str] | None = None) -> int:
     try:
         plan = read_plan(options.plan)
         make_private(plan.run_dir)
-        lock = os.open(plan.run_dir / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(plan.run_dir / _LOCK)
     except BlockingIOError:
-        _log.error("another supervisor runs in this directory")
+        _log.error("another supervisor runs in %s", plan.run_dir)
         return 2
     except (PlanError, OSError) as error:
         _log.error("%s", error)
         return 2
+    state_file = plan.run_dir / names.RUN_SUPERVISOR_STATE
+    end_left_over(state_file)
+    fork_guard(state_file)
     asyncio.run(Supervisor(plan).run())
     return 0
 

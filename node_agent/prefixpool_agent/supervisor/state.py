@@ -58,12 +58,3 @@ def write_state(state: State, path: Path) -> None:
     with os.fdopen(descriptor, "w") as file:
         file.write(state.to_json())
     fresh.replace(path)
-
-
-def read_shm(path: Path) -> tuple[str, ...]:
-    """Shared-memory files that a supervisor before this one had recorded and perhaps could not remove."""
-    try:
-        names = json.loads(path.read_text())["engine"]["shm"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return ()  # none was written, or by something else
-    return tuple(name for name in names if isinstance(name, str) and "/" not in name)
