@@ -1,0 +1,278 @@
+"""The engine's blocks as a trie that follows its KV events: parents, token ids, copies per tier. Pure.
+
+A block's *level* is the tier from which its whole path is served, and ABSENT if the path has a hole. The engine walks a
+prefix from the root: device blocks until the first miss, then lower tiers from there on. So a device block behind a host
+block serves nobody, and a level never gets nearer with depth.
+
+Copies on the device are counted, because two requests that compute the same block at once store it twice and later remove
+it twice. Lower tiers are maps in the engine, hence sets here.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol
+
+from prefixpool.wire import Tier
+from prefixpool_agent.residency.kv_event import Stored
+
+UNPLACED: Final = -1  # Block.blocks: the path to the root is not known
+
+
+class Block:
+    """One block; a placeholder while only its hash is known (no tokens), or its parent is not known (no parent)."""
+
+    __slots__ = (
+        "blocks",
+        "device",
+        "disk",
+        "facts",
+        "first",
+        "hash",
+        "host",
+        "level",
+        "next",
+        "parent",
+        "previous",
+        "tokens",
+    )
+
+    def __init__(self, hash_: int) -> None:
+        self.hash = hash_
+        self.parent: Block | None = None
+        self.blocks = UNPLACED  # length of the path from the root, itself included
+        self.tokens: array[int] | None = None
+        self.device = 0  # physical copies
+        self.host = False
+        self.disk = False
+        self.level = Tier.ABSENT
+        self.facts: list[int] | None = None  # owned by boundaries.BoundaryMap
+        # Children as a linked list: nearly all blocks have one child, and a dictionary for one costs 200 bytes.
+        self.first: Block | None = None
+        self.next: Block | None = None
+        self.previous: Block | None = None
+
+    def children(self) -> Iterator[Block]:
+        """In no order; the tree must not change meanwhile."""
+        child = self.first
+        while child:
+            yield child
+            child = child.next
+
+    def path(self) -> list[Block]:
+        """From the root's child to this block; only for placed blocks."""
+        out: list[Block] = []
+        block = self
+        while block.parent is not None:
+            out.append(block)
+            block = block.parent
+        out.reverse()
+        return out
+
+
+class Watcher(Protocol):
+    """Who hangs facts on blocks."""
+
+    def changing(self, block: Block) -> None:
+        """The block's level is about to change."""
+
+    def placed(self, block: Block) -> None:
+        """The block's path to the root has become known."""
+
+    def dropped(self, block: Block) -> None:
+        """The block is forgotten."""
+
+
+class BlockTrie:
+    """All blocks that are somewhere, or lead to one that is. `limit` bounds their number."""
+
+    def __init__(self, block_tokens: int, limit: int, watcher: Watcher, counts: Counter[str]) -> None:
+        self.root = Block(0)
+        self.root.blocks, self.root.level = 0, Tier.DEVICE
+        self._block_tokens = block_tokens
+        self._limit = limit
+        self._refuse = 0  # new blocks to refuse before room is sought again
+        self._watcher = watcher
+        self._counts = counts
+        self._blocks: dict[int, Block] = {}
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def resident(self) -> int:
+        """Blocks that a request could reuse now; walks all."""
+        return sum(block.level is not Tier.ABSENT for block in self._blocks.values())
+
+    def alive(self, block: Block) -> bool:
+        """Still part of the trie; the root is."""
+        return block is self.root or self._blocks.get(block.hash) is block
+
+    def stored(self, event: Stored) -> tuple[Block | None, list[Block]]:
+        """Apply one event. Returns the last block of it (None: nothing placed) and those that were on the device already.
+
+        Whether these have one copy more only the caller can know; see `add_copy`.
+        """
+        size = self._block_tokens
+        if any(hash_ not in self._blocks for hash_ in event.hashes) and not self._has_room(len(event.hashes)):
+            return None, []
+        if not event.tokens:
+            for hash_ in event.hashes:
+                self._own(self._get(hash_), event.tier)
+            self._counts["placeholder_blocks"] += len(event.hashes)
+            return None, []
+        if len(event.tokens) != size * len(event.hashes):
+            self._counts["odd_block_size"] += 1
+            return None, []
+        again: list[Block] = []
+        parent = self.root if event.parent is None else self._get(event.parent)
+        for i, hash_ in enumerate(event.hashes):
+            block = self._get(hash_)
+            self._place(block, parent, event.tokens[i * size : (i + 1) * size])
+            if block.device and event.tier is Tier.DEVICE:
+                again.append(block)
+            self._own(block, event.tier)
+            parent = block
+        return parent, again
+
+    def add_copy(self, block: Block) -> None:
+        """One physical copy more on the device."""
+        if self.alive(block):
+            block.device += 1
+            self._relevel(block)
+
+    def removed(self, hashes: Sequence[int], tier: Tier) -> None:
+        """One copy of each of these is gone."""
+        for hash_ in hashes:
+            block = self._blocks.get(hash_)
+            if block is None or not _has(block, tier):
+                self._counts["removed_unknown"] += 1
+                continue
+            if tier is Tier.DEVICE:
+                block.device -= 1
+            elif tier is Tier.HOST:
+                block.host = False
+            else:
+                block.disk = False
+            self._relevel(block)
+            self._prune(block)
+
+    def cleared(self, external: bool) -> None:
+        """The device tier is empty; `external`: lower tiers, too."""
+        for block in self._blocks.values():
+            block.device = 0
+            if external:
+                block.host = block.disk = False
+        for child in self.root.children():
+            self._relevel(child)
+        for block in list(self._blocks.values()):
+            self._prune(block)
+
+    def reset(self) -> None:
+        """Nothing is known any more."""
+        for block in self._blocks.values():
+            self._watcher.dropped(block)
+        self._blocks.clear()
+        self.root.first = None
+        self._refuse = 0
+
+    def _get(self, hash_: int) -> Block:
+        block = self._blocks.get(hash_)
+        if block is None:
+            block = self._blocks[hash_] = Block(hash_)
+        return block
+
+    def _has_room(self, wanted: int) -> bool:
+        """Sought before an event is applied, never in the middle of one: a sweep takes blocks that lead nowhere yet."""
+        if len(self._blocks) < self._limit:
+            return True
+        if self._refuse > 0:
+            self._refuse -= wanted
+            self._counts["blocks_refused"] += wanted
+            return False
+        for block in [block for block in self._blocks.values() if block.level is Tier.ABSENT]:
+            self._drop(block)  # serves nobody now; all below it is absent, too
+            self._counts["blocks_dropped"] += 1
+        self._refuse = self._limit // 16 if len(self._blocks) >= self._limit else 0
+        return len(self._blocks) < self._limit
+
+    def _place(self, block: Block, parent: Block, tokens: array[int]) -> None:
+        if block.tokens is None:
+            block.tokens = tokens
+        if block.parent is not None or block is parent:
+            return
+        block.parent = parent
+        block.next = parent.first
+        if parent.first:
+            parent.first.previous = block
+        parent.first = block
+        self._index(block)
+
+    def _index(self, top: Block) -> None:
+        """A path became known: so did those of all blocks behind it."""
+        todo = [top]
+        while todo:
+            block = todo.pop()
+            parent = block.parent
+            if parent is None or parent.blocks == UNPLACED or block.blocks != UNPLACED:
+                continue
+            block.blocks = parent.blocks + 1
+            self._watcher.placed(block)
+            todo.extend(block.children())
+        self._relevel(top)
+
+    def _own(self, block: Block, tier: Tier) -> None:
+        if tier is Tier.DEVICE:
+            block.device = block.device or 1
+        elif tier is Tier.HOST:
+            block.host = True
+        else:
+            block.disk = True
+        self._relevel(block)
+
+    def _relevel(self, top: Block) -> None:
+        todo = [top]
+        while todo:
+            block = todo.pop()
+            level = _level(block)
+            if level is not block.level:
+                self._watcher.changing(block)
+                block.level = level
+                todo.extend(block.children())
+
+    def _prune(self, block: Block) -> None:
+        """Forget blocks that are nowhere and lead to nothing; a hole above a resident block stays, it may come back."""
+        at: Block | None = block
+        while at and at is not self.root and not (at.device or at.host or at.disk or at.first) and self.alive(at):
+            parent = at.parent
+            self._drop(at)
+            at = parent
+
+    def _drop(self, block: Block) -> None:
+        self._watcher.dropped(block)
+        del self._blocks[block.hash]
+        if block.next:
+            block.next.previous = block.previous
+        if block.previous:
+            block.previous.next = block.next
+        elif block.parent:
+            block.parent.first = block.next
+        block.next = block.previous = None
+
+
+def _has(block: Block, tier: Tier) -> bool:
+    if tier is Tier.DEVICE:
+        return block.device > 0
+    return block.host if tier is Tier.HOST else block.disk
+
+
+def _level(block: Block) -> Tier:
+    above = block.parent.level if block.parent else Tier.ABSENT
+    if above is Tier.ABSENT:
+        return Tier.ABSENT
+    if above is Tier.DEVICE and block.device:
+        return Tier.DEVICE
+    if block.host:
+        return Tier.DISK if above is Tier.DISK else Tier.HOST
+    return Tier.DISK if block.disk else Tier.ABSENT

@@ -1,0 +1,225 @@
+"""Which boundary hangs on which block, and what changed since routers were last told. Pure.
+
+A boundary hangs on the deepest block that lies wholly inside its token depth and has that block's level. Boundaries less
+than one block deep (role markers at the start) live and die with the first block: they say "something of this prompt is
+here", and routers count less than a block as nothing anyway.
+
+Which boundaries belong to a block is a fact about text, not about a cache: block hashes are chained over all tokens before.
+So facts outlive their blocks for a while (bounded), and come back when the engine announces the same block again: after
+the agent's restart by replay, after a gap, after a new engine start.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from prefixpool.wire import Tier
+from prefixpool_agent.residency.blocks import Block
+from prefixpool_agent.residency.limits import Limits
+
+SNAPSHOT_ROWS: Final = 4096  # boundaries per batch of a snapshot
+_PUBLISHED: Final = (Tier.DEVICE, Tier.HOST, Tier.DISK)
+_TIER_BITS: Final = 2
+_GONE: Final = 0  # state: depth << 2 | tier; ABSENT whatever the depth
+
+
+class Changes(NamedTuple):
+    """Since the last flush. No (tier, hash) is in both; apply `publish` first, so that moves between tiers leave no gap."""
+
+    publish: dict[Tier, list[tuple[int, int]]]  # (hash, token depth)
+    retract: dict[Tier, list[int]]
+
+    def __bool__(self) -> bool:
+        return bool(self.publish or self.retract)
+
+
+class BoundaryMap:
+    """Boundary hash -> block, with token depths kept at the block."""
+
+    def __init__(self, block_tokens: int, limits: Limits, counts: Counter[str]) -> None:
+        self._size = block_tokens
+        self._limits = limits
+        self._counts = counts
+        self._where: dict[int, Block] = {}
+        self._told: dict[int, int] = {}  # boundaries touched since the last flush -> their state at that flush
+        self._remembered: OrderedDict[int, Sequence[int]] = OrderedDict()  # block hash -> boundary, depth, boundary, ...
+        self._remembered_boundaries = 0
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    # -- what the trie reports ----------------------------------------------------------------------------------------
+
+    def changing(self, block: Block) -> None:
+        """See blocks.Watcher."""
+        for key in (block.facts or ())[::2]:
+            self._touch(key)
+
+    def placed(self, block: Block) -> None:
+        """See blocks.Watcher: what was known of this block's text is usable again."""
+        facts = self._remembered.pop(block.hash, None)
+        if facts is None:
+            return
+        self._remembered_boundaries -= len(facts) // 2
+        for key, depth in zip(facts[::2], facts[1::2], strict=True):
+            if key not in self._where:
+                self._hang(key, depth, block)
+
+    def dropped(self, block: Block) -> None:
+        """See blocks.Watcher."""
+        if not block.facts:
+            return
+        facts = [x for pair in self.facts(block) for x in pair]
+        for key in facts[::2]:
+            self._touch(key)
+            del self._where[key]
+        block.facts = None
+        self.remember(block.hash, facts)
+
+    # -- facts --------------------------------------------------------------------------------------------------------
+
+    def facts(self, block: Block) -> Iterator[tuple[int, int]]:
+        """(boundary, token depth) of all that hang on a block."""
+        base = (block.blocks - 1) * self._size
+        flat = block.facts or ()
+        return ((flat[i], base + flat[i + 1]) for i in range(0, len(flat), 2))
+
+    def depth(self, key: int) -> int:
+        """Token depth of a known boundary."""
+        return next(depth for other, depth in self.facts(self._where[key]) if other == key)
+
+    def block_of(self, key: int) -> Block | None:
+        """Where a boundary hangs, resident or not."""
+        return self._where.get(key)
+
+    def attach(self, key: int, depth: int, path: Sequence[Block], *, certain: bool = True) -> None:
+        """Hang a boundary on a path. `certain=False`: a guess (a reply's boundary), which yields to what is known.
+
+        Two requests with the same text have the same tokens, so the deeper of two depths on one path is the truth (the other
+        request's path was shorter). Off the path, the engine tokenised a reply otherwise than it had generated it: then
+        the prompt is right.
+        """
+        block = path[min(max(depth // self._size, 1), len(path)) - 1]
+        depth = min(depth, (block.blocks + 1) * self._size - 1)
+        old = self._where.get(key)
+        if old is not None:
+            same_path = old.blocks > len(path) or path[old.blocks - 1] is old
+            if (same_path or not certain) and self.depth(key) >= depth:
+                return
+            if not same_path and not certain and old.level is not Tier.ABSENT:
+                return
+            self._unhang(key, old)
+        self._hang(key, depth, block)
+
+    def remember(self, block_hash: int, facts: Sequence[int]) -> None:
+        """Keep facts (boundary, depth, boundary, ...) of a block that is not there, in place of the oldest ones."""
+        if old := self._remembered.pop(block_hash, None):
+            self._remembered_boundaries -= len(old) // 2
+        self._remembered[block_hash] = tuple(facts)
+        self._remembered_boundaries += len(facts) // 2
+        while self._remembered_boundaries > self._limits.remembered and self._remembered:
+            _, gone = self._remembered.popitem(last=False)
+            self._remembered_boundaries -= len(gone) // 2
+            self._counts["remembered_dropped"] += len(gone) // 2
+
+    def all_facts(self) -> Iterator[tuple[int, Sequence[int]]]:
+        """(block hash, facts) of everything known or remembered, oldest first."""
+        yield from self._remembered.items()
+        for block in {id(block): block for block in self._where.values()}.values():
+            yield block.hash, [x for pair in self.facts(block) for x in pair]
+
+    # -- what routers see ---------------------------------------------------------------------------------------------
+
+    def lookup(self, keys: Sequence[int]) -> tuple[int, Block | None]:
+        """Whole blocks, in tokens, up to the deepest boundary that is resident in any tier, and the block it hangs on."""
+        where, absent, best = self._where, Tier.ABSENT, None
+        for key in keys:
+            block = where.get(key)
+            if block and block.level is not absent and (best is None or block.blocks > best.blocks):
+                best = block
+        if best is None:
+            return 0, None
+        if best.blocks > 1:
+            return best.blocks * self._size, best
+        deep = any(self.depth(key) >= self._size for key in keys if where.get(key) is best)
+        return (self._size if deep else 0), best
+
+    def take_changes(self) -> Changes:
+        """What changed since the last call, net."""
+        changes = Changes({}, {})
+        for key, before in self._told.items():
+            now = self._state(key)
+            if now == before:
+                continue
+            old, new = _tier(before), _tier(now)
+            if new is not Tier.ABSENT:
+                changes.publish.setdefault(new, []).append((key, now >> _TIER_BITS))
+            if old is not new and old is not Tier.ABSENT:
+                changes.retract.setdefault(old, []).append(key)
+        self._told.clear()
+        return changes
+
+    def snapshot(self) -> Iterator[tuple[Tier, list[int], list[int]]]:
+        """Everything as of the last `take_changes()`, so that snapshot and later changes fit together. Made at once."""
+        rows: dict[Tier, tuple[list[int], list[int]]] = {tier: ([], []) for tier in _PUBLISHED}
+        rows[Tier.ABSENT] = ([], [])
+        for block in {id(block): block for block in self._where.values()}.values():
+            for key, depth in self.facts(block):
+                if key not in self._told:
+                    rows[block.level][0].append(key)
+                    rows[block.level][1].append(depth)
+        for key, state in self._told.items():
+            rows[_tier(state)][0].append(key)
+            rows[_tier(state)][1].append(state >> _TIER_BITS)
+        return _batches([(tier, *rows[tier]) for tier in _PUBLISHED])
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _state(self, key: int) -> int:
+        block = self._where.get(key)
+        if block is None or block.level is Tier.ABSENT:
+            return _GONE
+        return self.depth(key) << _TIER_BITS | block.level
+
+    def _touch(self, key: int) -> None:
+        if key not in self._told:
+            self._told[key] = self._state(key)
+
+    def _hang(self, key: int, depth: int, block: Block) -> None:
+        if len(self._where) >= self._limits.boundaries:
+            self._shrink()
+        self._touch(key)
+        self._where[key] = block
+        # The depth as a difference: small integers cost no memory.
+        pair = (key, depth - (block.blocks - 1) * self._size)
+        block.facts = [*(block.facts or ()), *pair]
+
+    def _unhang(self, key: int, block: Block) -> None:
+        self._touch(key)
+        del self._where[key]
+        flat = block.facts or []
+        block.facts = [x for i in range(0, len(flat), 2) if flat[i] != key for x in flat[i : i + 2]] or None
+
+    def _shrink(self) -> None:
+        """Drop a sixteenth: absent boundaries first, then the farthest tier, the oldest of each."""
+        wanted = max(1, self._limits.boundaries // 16)
+        by_tier: dict[Tier, list[int]] = {tier: [] for tier in (Tier.ABSENT, Tier.DISK, Tier.HOST, Tier.DEVICE)}
+        for key, block in self._where.items():
+            by_tier[block.level].append(key)
+        for keys in by_tier.values():
+            for key in keys[:wanted]:
+                self._unhang(key, self._where[key])
+            self._counts["boundaries_dropped"] += len(keys[:wanted])
+            wanted -= len(keys[:wanted])
+
+
+def _tier(state: int) -> Tier:
+    return Tier(state & (1 << _TIER_BITS) - 1)
+
+
+def _batches(columns: list[tuple[Tier, list[int], list[int]]]) -> Iterator[tuple[Tier, list[int], list[int]]]:
+    for tier, hashes, depths in columns:
+        for at in range(0, len(hashes), SNAPSHOT_ROWS):
+            yield tier, hashes[at : at + SNAPSHOT_ROWS], depths[at : at + SNAPSHOT_ROWS]

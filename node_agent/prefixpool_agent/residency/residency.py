@@ -1,0 +1,251 @@
+"""The join: the engine's KV events and the gate's notes become boundaries with tiers and token depths.
+
+Events say which blocks exist, as token ids; notes say which texts were asked for. A session (one request) joins its note
+with the blocks that carry its id, whichever comes first; along the path from the root, reused blocks included, its
+boundaries are placed. Rules that bind are in research/residency.md; each has a test of its name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from prefixpool.chain import Canonical, PrefixChain, canonical, prefix_chain
+from prefixpool.note import Arrival, End
+from prefixpool.wire import Template, Tier
+from prefixpool_agent.residency import comparable, saved
+from prefixpool_agent.residency.answer import parse_answer
+from prefixpool_agent.residency.blocks import UNPLACED, Block, BlockTrie
+from prefixpool_agent.residency.boundaries import BoundaryMap, Changes
+from prefixpool_agent.residency.kv_event import Cleared, Removed, Stored, parse_event
+from prefixpool_agent.residency.limits import Limits
+from prefixpool_agent.residency.placing import Placer
+from prefixpool_agent.residency.sessions import Session, Sessions
+from prefixpool_agent.residency.table import TokenTable
+
+_DEFAULT: Final = Limits()
+
+
+class Finished(NamedTuple):
+    """One request, over. Counts are None where the answer did not tell them."""
+
+    id: str
+    path: str  # "" if its arrival is unknown
+    status: int
+    first_s: float
+    at_s: float
+    prompt_tokens: int | None
+    cached_tokens: int | None  # actual
+    predicted_tokens: int | None  # at arrival, whole blocks; None: no chain, or its arrival is unknown
+    output_tokens: int | None
+    uncached: int | None  # prompt tokens that were computed
+    comparable: bool  # False: the engine's own count means something else, see comparable.py
+    full: bool  # the engine re-announced what it reused
+
+
+class Residency:
+    """Not thread-safe; no clock, no I/O. Order: feed events, notes, resets; then `flush()` when the sockets are drained."""
+
+    def __init__(self, table: TokenTable, block_tokens: int, *, template: Template, limits: Limits = _DEFAULT) -> None:
+        self.counts: Counter[str] = Counter()  # everything ignored or dropped, by reason
+        self._block_tokens = block_tokens
+        self._template = template
+        self._boundaries = BoundaryMap(block_tokens, limits, self.counts)
+        self._trie = BlockTrie(block_tokens, limits.blocks, self._boundaries, self.counts)
+        self._sessions = Sessions(limits, self.counts)
+        self._placer = Placer(table, block_tokens, template, self._boundaries, self.counts)
+        self._dirty: dict[str, None] = {}
+        self._group: int | None = None  # KV group that is followed: the first one with full attention
+
+    @property
+    def boundaries(self) -> int:
+        """Boundaries known, resident or not."""
+        return len(self._boundaries)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks known, resident or not."""
+        return len(self._trie)
+
+    @property
+    def sessions(self) -> int:
+        """Requests not finished with."""
+        return len(self._sessions)
+
+    def resident_blocks(self) -> int:
+        """Blocks that a request could reuse now; walks all of them."""
+        return self._trie.resident()
+
+    # -- the engine's events ------------------------------------------------------------------------------------------
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """One KV event as decoded from the engine. Odd ones are counted and change nothing."""
+        parsed = parse_event(event)
+        match parsed:
+            case str():
+                self.counts[parsed] += 1
+            case Cleared():
+                self.cleared(external=False)
+            case Removed():
+                if parsed.group in (None, self._group):
+                    self._trie.removed(parsed.hashes, parsed.tier)
+            case Stored():
+                if self._group is None:
+                    self._group = parsed.group
+                if parsed.group in (None, self._group):
+                    self._stored(parsed)
+
+    def _stored(self, event: Stored) -> None:
+        last, again = self._trie.stored(event)
+        session = self._sessions.open(event.session) if event.session else None
+        if again and not (session and session.full):
+            self._stored_again(session, again)
+        if session and last:
+            session.last = last
+            self._dirty[session.id] = None
+            self.counts["event_before_arrival"] += not session.arrived
+
+    def _stored_again(self, session: Session | None, again: list[Block]) -> None:
+        """A second physical copy, unless the engine was asked to repeat itself; until the note tells, nothing is counted."""
+        if session and not session.arrived:
+            session.again += again
+            return
+        for block in again:
+            self._trie.add_copy(block)
+
+    def cleared(self, external: bool) -> None:
+        """The prefix cache was reset. The engine's own event comes with its next step only, so the gate tells it, too."""
+        self.counts["cleared"] += 1
+        for session in self._sessions:
+            session.again.clear()
+        self._trie.cleared(external)
+
+    def reset(self) -> None:
+        """A new epoch, or events were lost: nothing known of blocks may be believed. Facts about texts stay true."""
+        self._trie.reset()
+        self._group = None
+        self._dirty.clear()
+        for session in self._sessions:
+            session.last, session.mapped_blocks, session.covered = None, 0, False
+            session.again.clear()
+
+    # -- the gate's notes ---------------------------------------------------------------------------------------------
+
+    def arrival(self, note: Arrival, day: str) -> None:
+        """A request passed the gate; its prediction is fixed now. `day`: ISO date (UTC) of its arrival."""
+        session = self._sessions.open(note.id)
+        if session is None or session.arrived:
+            return  # sent again from the gate's ring
+        session.arrived, session.path, session.full = True, note.path, note.full
+        again, session.again = session.again, []
+        if not session.full:
+            self._stored_again(session, again)
+        body = _object(note.body)
+        if body is None:
+            self.counts["arrival_without_body"] += 1
+            return
+        session.comparable = comparable.comparable(body)
+        salt = body.get("cache_salt")
+        request = canonical(note.path, body, template=self._template, salt=salt if isinstance(salt, str) else "", day=day)
+        if request is not None:
+            self._note(session, request, prefix_chain(request))
+
+    def _note(self, session: Session, request: Canonical, chain: PrefixChain) -> None:
+        session.predicted = self._boundaries.lookup(chain.hashes)[0]
+        self._sessions.note(session, request, chain)
+        if session.last is not None:
+            self._dirty[session.id] = None
+
+    def end(self, note: End) -> Finished | None:
+        """The answer is over. None if this end was told before."""
+        session = self._sessions.open(note.id)
+        if session is None or session.answer is not None:
+            return None
+        session.answer = answer = parse_answer(note.body)
+        self.counts["end_before_arrival"] += not session.arrived
+        finished = _finished(session, note, self._block_tokens)
+        if session.request is None:
+            self._sessions.finish(session)
+            return finished
+        if session.last is None and answer.prompt_tokens is not None:
+            session.last = self._placer.reused_path(session)
+            self.counts["stored_nothing"] += 1
+        self._dirty[session.id] = None
+        return finished
+
+    # -- what follows -------------------------------------------------------------------------------------------------
+
+    def flush(self) -> Changes:
+        """Place the boundaries of all requests that have news, then tell what changed since the last flush."""
+        dirty, self._dirty = self._dirty, {}
+        for id_ in dirty:
+            session = self._sessions.get(id_)
+            if session and session.request and session.chain:
+                self._map(session, session.request, session.chain)
+        return self._boundaries.take_changes()
+
+    def _map(self, session: Session, request: Canonical, chain: PrefixChain) -> None:
+        block = session.last
+        while block is not None and not self._trie.alive(block):
+            block = block.parent  # evicted meanwhile: what is left of its path
+        if block is not None and block.blocks == UNPLACED:
+            self._dirty[session.id] = None  # a parent's event is missing, perhaps for ever
+            self.counts["path_unknown"] += 1
+        elif block is not None and block.blocks > 0:
+            self._placer.place(session, request, chain, block.path())
+        if session.answer is None:
+            return
+        if session.mapped_blocks >= self._placer.final_blocks(session):
+            self._sessions.finish(session)
+        else:
+            self._sessions.late(session)
+
+    def snapshot(self) -> Iterator[tuple[Tier, list[int], list[int]]]:
+        """All resident boundaries as of the last flush: (tier, hashes, token depths), in batches."""
+        return self._boundaries.snapshot()
+
+    def save(self) -> bytes:
+        """What is known of texts, for `restore()` after the agent's own death. No text, no token ids."""
+        return saved.dump(self._block_tokens, self._template.digest, self._boundaries.all_facts())
+
+    def restore(self, data: bytes) -> int:
+        """Take over saved facts; each is used once its block is announced. Returns the number of boundaries, 0 if unfit."""
+        facts = saved.load(data, self._block_tokens, self._template.digest)
+        if facts is None:
+            self.counts["restore_refused"] += 1
+            return 0
+        for block_hash, pairs in facts:
+            self._boundaries.remember(block_hash, pairs)
+        return sum(len(pairs) // 2 for _, pairs in facts)
+
+
+def _object(body: bytes) -> dict[str, Any] | None:
+    try:
+        decoded = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # cut, or nonsense that the engine refuses
+        return None
+    return decoded if isinstance(decoded, dict) else None
+
+
+def _finished(session: Session, note: End, block_tokens: int) -> Finished:
+    answer = session.answer or parse_answer(b"")
+    prompt, cached, predicted = answer.prompt_tokens, answer.cached_tokens, session.predicted
+    if prompt and predicted is not None:
+        predicted = min(predicted, (prompt - 1) // block_tokens * block_tokens)  # the last token is always computed
+    return Finished(
+        id=note.id,
+        path=session.path,
+        status=note.status,
+        first_s=note.first_s,
+        at_s=note.at_s,
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        predicted_tokens=predicted,
+        output_tokens=answer.output_tokens,
+        uncached=None if prompt is None or cached is None else max(0, prompt - cached),
+        comparable=session.comparable and note.status == 200 and cached is not None and predicted is not None,
+        full=session.full,
+    )

@@ -1,0 +1,69 @@
+"""Facts about texts as bytes, for an agent that comes back: which boundaries belong to which block. Pure.
+
+Neither text nor token ids, so the file is no more secret than what routers are told.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+VERSION: Final = 1
+
+
+class _Saved(msgspec.Struct, array_like=True, frozen=True):
+    """Columns: rows of `blocks` own `sizes[i]` entries of `hashes` and `depths`. Native byte order: read where written."""
+
+    version: int
+    block_tokens: int
+    template: str
+    blocks: bytes
+    sizes: bytes
+    hashes: bytes
+    depths: bytes
+
+
+_decoder: Final = msgspec.msgpack.Decoder(_Saved)
+
+
+def dump(block_tokens: int, template: str, facts: Iterable[tuple[int, Sequence[int]]]) -> bytes:
+    """`facts`: (block hash, [boundary, depth, boundary, depth, ...])."""
+    blocks, sizes, hashes, depths = array("Q"), array("I"), array("Q"), array("I")
+    for block_hash, pairs in facts:
+        blocks.append(block_hash)
+        sizes.append(len(pairs) // 2)
+        hashes.extend(pairs[::2])
+        depths.extend(pairs[1::2])
+    columns = [column.tobytes() for column in (blocks, sizes, hashes, depths)]
+    return msgspec.msgpack.encode(_Saved(VERSION, block_tokens, template, *columns))
+
+
+def load(data: bytes, block_tokens: int, template: str) -> list[tuple[int, list[int]]] | None:
+    """None if it is broken, of another version, or about another engine."""
+    try:
+        saved = _decoder.decode(data)
+        if (saved.version, saved.block_tokens, saved.template) != (VERSION, block_tokens, template):
+            return None
+        return _rows(saved)
+    except (msgspec.DecodeError, ValueError):  # cut short while it was written
+        return None
+
+
+def _rows(saved: _Saved) -> list[tuple[int, list[int]]]:
+    blocks, sizes, hashes, depths = array("Q"), array("I"), array("Q"), array("I")
+    blocks.frombytes(saved.blocks)
+    sizes.frombytes(saved.sizes)
+    hashes.frombytes(saved.hashes)
+    depths.frombytes(saved.depths)
+    if len(blocks) != len(sizes) or not len(hashes) == len(depths) == sum(sizes):
+        raise ValueError("columns of different lengths")
+    rows: list[tuple[int, list[int]]] = []
+    at = 0
+    for block_hash, size in zip(blocks, sizes, strict=True):
+        pairs = [x for pair in zip(hashes[at : at + size], depths[at : at + size], strict=True) for x in pair]
+        rows.append((block_hash, pairs))
+        at += size
+    return rows
