@@ -112,20 +112,26 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s supervisor %(levelname)s %(message)s", stream=sys.stderr)
     try:
-        plan = read_plan(options.plan)
-        make_private(plan.run_dir)
-        _lock(plan.run_dir / _LOCK)
+        plan = _begin(options.plan)
     except BlockingIOError:
-        _log.error("another supervisor runs in %s", plan.run_dir)
+        _log.error("another supervisor runs in %s", options.plan.parent)
         return 2
     except (PlanError, OSError) as error:
         _log.error("%s", error)
         return 2
+    asyncio.run(Supervisor(plan).run())
+    return 0
+
+
+def _begin(path: Path) -> Plan:
+    """Read the plan, take the directory, end what an earlier supervisor left. Raises PlanError, OSError."""
+    plan = read_plan(path)
+    make_private(plan.run_dir)
+    _lock(plan.run_dir / _LOCK)
     state_file = plan.run_dir / names.RUN_SUPERVISOR_STATE
     end_left_over(state_file)
     fork_guard(state_file)
-    asyncio.run(Supervisor(plan).run())
-    return 0
+    return plan
 
 
 if __name__ == "__main__":
