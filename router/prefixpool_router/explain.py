@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from operator import attrgetter
 from typing import Any, Final
 
@@ -68,7 +69,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     excluded: tuple[str, ...]
     candidates: list[CandidateNumbers]
     outcome: Ending | None
-    worker: int = 0
+    worker: int
 
 
 class Decision:
@@ -131,7 +132,7 @@ class Decision:
         """The client got nothing of this attempt."""
         self.outcome = Ending(seconds=round(now - self.started_s, 6), abandoned=why, replica_down=replica_down)
 
-    def explanation(self) -> Explanation:
+    def explanation(self, worker: int) -> Explanation:
         """Everything, with prices computed from the numbers of then."""
         members = [_candidate(numbers) for numbers in self.numbers]
         trust = {member.name: member.trust for member in members}
@@ -152,6 +153,7 @@ class Decision:
             excluded=self.excluded,
             candidates=[CandidateNumbers(*score, trust=trust[score.name]) for score in scores],
             outcome=self.outcome,
+            worker=worker,
         )
 
 
@@ -169,10 +171,10 @@ class DecisionRing:
         """The oldest one goes."""
         self._ring.append(decision)
 
-    def latest(self, count: int, request_id: str = "") -> list[Explanation]:
+    def latest(self, count: int, request_id: str = "", worker: int = 0) -> list[Explanation]:
         """Newest first; all attempts of one request if its id is given."""
         chosen = (d for d in reversed(self._ring) if not request_id or d.request_id == request_id)
-        return [decision.explanation() for _, decision in zip(range(count), chosen, strict=False)]
+        return [decision.explanation(worker) for decision in islice(chosen, count)]
 
 
 def _candidate(numbers: tuple[Any, ...]) -> Candidate:

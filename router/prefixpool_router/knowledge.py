@@ -14,20 +14,22 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from prefixpool.index import Level, PrefixIndex
+from prefixpool.index import Level, PrefixIndex, capacity
 from prefixpool.predicted import NOTHING, Predicted
 from prefixpool.wire import Tier
 
+USUAL_COLUMNS: Final = 64  # replicas that the memory of one boundary is reckoned for
+PROMISE_BYTES: Final = 260  # of a boundary in the overlay: two dict slots and its place in the request's array
 CONFIRM_S: Final = 1.0  # after its end, by when the agent must have told; events come within milliseconds
 LONGEST_REQUEST_S: Final = 3600.0  # a promise of a running request ends then, whatever became of it
 
 
 class Knowledge:
-    """Facts and promises of all replicas."""
+    """Facts and promises of all replicas; half of the memory for each, since a pool without agents has promises only."""
 
-    def __init__(self, capacity: int) -> None:
-        self.index = PrefixIndex(capacity)
-        self.predicted = Predicted(capacity // 2)
+    def __init__(self, budget_bytes: int) -> None:
+        self.index = PrefixIndex(capacity(budget_bytes // 2, USUAL_COLUMNS))
+        self.predicted = Predicted(budget_bytes // 2 // PROMISE_BYTES)
 
     def match(self, hashes: Sequence[int], block_tokens: int) -> list[Level]:
         """Holders of a prefix, promises included."""

@@ -103,3 +103,16 @@ class EdgeMetrics:
         self.waiting_requests = Gauge(
             "prefixpool_router_waiting_requests", "Requests that wait for a place", registry=registry
         )
+
+
+class WorkersMetrics:
+    """What the parent of several workers counts. Owns its registry: the workers have theirs."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.restarts = Counter(
+            "prefixpool_router_worker_restarts", "Workers started again after they died", ("worker",), registry=self.registry
+        )
+        self.answering = Gauge(
+            "prefixpool_router_workers_answering", "Workers that answered this scrape", registry=self.registry
+        )

@@ -1,0 +1,40 @@
+"""Signals and the life of a router process: how it is told to stop, and what its exit status says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import uvloop
+
+from prefixpool import logs
+from prefixpool.errors import SettingsError
+from prefixpool_router.drain import Draining
+from prefixpool_router.settings import LogFormat, RouterSettings
+
+_log = logging.getLogger(__name__)
+
+
+def set_up_logs(settings: RouterSettings) -> None:
+    """Log lines as the settings want them."""
+    logs.setup(settings.log_level, json=settings.log_format is LogFormat.JSON)
+
+
+def stop_on_signals(draining: Draining) -> None:
+    """SIGTERM drains; SIGINT, a person's Ctrl-C, drains in a hurry. Call inside the event loop."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, draining.begin)
+    loop.add_signal_handler(signal.SIGINT, lambda: draining.begin(hurry=True))
+
+
+def run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    """Exit status of a program: 0 done, 1 answers were cut off, 2 it cannot work like this."""
+    try:
+        return 1 if uvloop.run(work()) else 0
+    except (SettingsError, OSError) as error:
+        sys.stderr.write(f"prefixpool-router: {error}\n")
+        return 2

@@ -1,0 +1,118 @@
+"""What several workers tell, as one: admin.Telling over their unix sockets. A worker that does not answer is left out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import aiohttp
+import msgspec
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from prefixpool import names
+from prefixpool_router.admin import PATH_EXPLAIN, PATH_STATE, Explanations, Readiness, exposition
+from prefixpool_router.drain import Draining
+from prefixpool_router.metrics import WorkersMetrics
+from prefixpool_router.state import StateReport
+
+_log = logging.getLogger(__name__)
+_ASK_S: Final = 2.0  # a worker's event loop that lags more than this is not well
+
+
+class WorkersView:
+    """Use as a context manager: it holds one HTTP session for each worker."""
+
+    def __init__(self, sockets: Mapping[int, Path], metrics: WorkersMetrics, draining: Draining) -> None:
+        self._sockets = sockets
+        self._metrics = metrics
+        self._draining = draining
+        self._sessions: dict[int, aiohttp.ClientSession] = {}
+
+    async def __aenter__(self) -> Self:
+        for worker, path in self._sockets.items():
+            self._sessions[worker] = aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path)))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for session in self._sessions.values():
+            await session.close()
+
+    async def readiness(self) -> Readiness:
+        """Ready if one is: the others, not ready, do not listen yet, or see the same fleet."""
+        if self._draining.begun:
+            return Readiness(False, "draining")
+        answers = {w: msgspec.json.decode(body, type=_Ready) for w, body in (await self._ask(names.PATH_READYZ)).items()}
+        ready = sorted(worker for worker, answer in answers.items() if answer.ready)
+        if ready:
+            return Readiness(True, f"{len(ready)} of {len(self._sockets)} workers ready; {answers[ready[0]].why}")
+        why = "; ".join(f"worker {worker}: {answer.why}" for worker, answer in sorted(answers.items()))
+        return Readiness(False, why or "no worker answers yet")
+
+    async def state(self) -> StateReport:
+        """Of all who answer."""
+        answers = await self._ask(PATH_STATE)
+        reports = [msgspec.json.decode(answers[worker], type=StateReport) for worker in sorted(answers)]
+        return StateReport(workers=[worker for report in reports for worker in report.workers])
+
+    async def explain(self, count: int, request_id: str) -> Explanations:
+        """The newest of all workers."""
+        answers = await self._ask(PATH_EXPLAIN, {"n": str(count), "request_id": request_id})
+        lists = [msgspec.json.decode(body, type=Explanations).decisions for body in answers.values()]
+        merged = sorted((decision for each in lists for decision in each), key=lambda d: d.at, reverse=True)
+        return Explanations(merged[:count])
+
+    async def metrics(self) -> bytes:
+        """All series, with the label `worker`; and the parent's own."""
+        answers = await self._ask(names.PATH_METRICS)
+        self._metrics.answering.set(len(answers))
+        registry = CollectorRegistry()
+        registry.register(_Merged({worker: body.decode() for worker, body in answers.items()}))
+        return exposition(registry) + exposition(self._metrics.registry)
+
+    async def _ask(self, path: str, query: Mapping[str, str] | None = None) -> dict[int, bytes]:
+        answers = await asyncio.gather(*(self._ask_one(worker, path, query) for worker in self._sessions))
+        return {worker: body for worker, body in zip(self._sessions, answers, strict=True) if body is not None}
+
+    async def _ask_one(self, worker: int, path: str, query: Mapping[str, str] | None) -> bytes | None:
+        try:
+            async with (
+                asyncio.timeout(_ASK_S),
+                self._sessions[worker].get(f"http://worker{path}", params=query or {}) as answer,
+            ):
+                return await answer.read()
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:  # it is starting, or dead: workers.py sees to that
+            _log.debug("worker does not answer", extra={"worker": worker, "error": type(error).__name__})
+            return None
+
+
+class _Ready(msgspec.Struct, frozen=True):
+    ready: bool
+    why: str
+
+
+class _Merged(Collector):
+    def __init__(self, texts: Mapping[int, str]) -> None:
+        self._texts = texts
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # names are known only by collecting
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for worker, text in self._texts.items():
+            for family in text_string_to_metric_families(text):
+                merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                merged.samples += [_labelled(sample, worker) for sample in family.samples]
+        return families.values()
+
+
+def _labelled(sample: Any, worker: int) -> Any:
+    return sample._replace(labels={**sample.labels, "worker": str(worker)})
