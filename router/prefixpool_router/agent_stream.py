@@ -70,6 +70,7 @@ class AgentStream:
         key: Callable[[], str],
         feed: asyncio.Lock,
         draw: Callable[[], float],
+        stale_after_s: float = wire.STALE_AFTER_S,
     ) -> None:
         self._http = http
         self._url = url
@@ -78,6 +79,7 @@ class AgentStream:
         self._key = key
         self._feed = feed
         self._draw = draw  # uniform in [0, 1)
+        self._stale_after_s = stale_after_s
         self._pause_s = FIRST_PAUSE_S
 
     async def run(self) -> None:
@@ -123,7 +125,7 @@ class AgentStream:
         await socket.send_bytes(wire.encode(wire.Hello(router=self._router)))
         greeted = False
         while True:
-            limit_s = wire.STALE_AFTER_S if greeted else GREET_S
+            limit_s = self._stale_after_s if greeted else GREET_S
             try:
                 frame = await socket.receive(timeout=limit_s)
             except TimeoutError:

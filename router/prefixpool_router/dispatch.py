@@ -185,7 +185,7 @@ class FleetDispatch:
         if not self._end():
             return
         served = outcome.status == 200 and (not outcome.error or self._prefilled)
-        self._settle(served=served or outcome.cached_tokens is not None)
+        self._settle(served=served or outcome.cached_tokens is not None, prompt_tokens=outcome.prompt_tokens)
         self._decision.ended(outcome, self._dispatcher.fleet.clock())
         if outcome.status == 200:
             self._learn(outcome)
@@ -224,23 +224,29 @@ class FleetDispatch:
         promised = holdings.of(pictures.facts.bit)[1]
         return known if promised - known < self._replica.block_tokens else None
 
-    def _promised(self) -> Promise | None:
+    def _promised(self, prompt_tokens: int | None = None) -> Promise | None:
         chain, picture = self._prompt.chain, self._replica.pictures.in_use(self._mode)
         if chain is None or picture is None:
             return None
         lasting_s = LONGEST_REQUEST_S if self._mode is Mode.PRECISE else self._replica.pictures.history_ttl_s
-        depths = self._prompt.tokens.depths(chain.offsets)
+        tokens = self._prompt.tokens
+        if prompt_tokens:
+            tokens = PromptEstimate(chain.total_bytes, chain.total_bytes / prompt_tokens, Anchor(0, 0))
+        depths = tokens.depths(chain.offsets)
         return picture.promise(chain.hashes, depths, self._dispatcher.fleet.clock() + lasting_s)
 
-    def _settle(self, *, served: bool) -> None:
+    def _settle(self, *, served: bool, prompt_tokens: int | None = None) -> None:
         if self._promise is None:
             return
-        if not served:
-            self._promise.undo()
-        elif self._mode is Mode.PRECISE:
+        if served and self._mode is Mode.PRECISE:
             self._promise.confirm_by(self._dispatcher.fleet.clock() + CONFIRM_S)
-        else:
+            return
+        if served and not prompt_tokens:
             self._promise.keep()
+            return
+        self._promise.undo()
+        if served:  # history is remembered at true depths, now that the length of the prompt is known
+            self._promised(prompt_tokens)
 
     def _learn(self, outcome: Outcome) -> None:
         if outcome.prompt_tokens is None or not comparable(self._request.path, self._request.body):

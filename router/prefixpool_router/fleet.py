@@ -121,9 +121,11 @@ class Fleet:
         self._learn_pool()
         if previous is None or verdict.mode is not previous.mode:
             self._metrics.mode_changes.labels(replica.name, verdict.mode).inc()
-        worse = not verdict.usable or verdict.mode is not Mode.PRECISE
+        worse = previous is not None and (
+            verdict.usable < previous.usable or (verdict.mode is not Mode.PRECISE and previous.mode is Mode.PRECISE)
+        )
         _log.log(
-            logging.WARNING if worse and previous is not None else logging.INFO,
+            logging.WARNING if worse else logging.INFO,
             "replica state changed",
             extra={"replica": replica.name, "usable": verdict.usable, "mode": str(verdict.mode), "why": verdict.why},
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import Callable
@@ -59,7 +58,7 @@ class FleetTasks:
                 group.create_task(self._sweep(), name="sweep")
                 group.create_task(self._prober.run(), name="probe")
         finally:
-            await self._stop([*self._streams])
+            await _cancelled([running.task for running in self._streams.values()])
 
     async def _follow_members(self) -> None:
         async for members in self._source.updates():
@@ -84,12 +83,9 @@ class FleetTasks:
         self._streams[replica.name] = _Running(replica, agent, task)
 
     async def _stop(self, names: list[str]) -> None:
-        running = [self._streams.pop(name) for name in names]
-        for stream in running:
-            stream.task.cancel()
-        for stream in running:
-            with contextlib.suppress(asyncio.CancelledError):
-                await stream.task
+        stopped = [self._streams.pop(name) for name in names]
+        await _cancelled([stream.task for stream in stopped])
+        for stream in stopped:
             stream.replica.lost("its address changed")
 
     async def _tick(self) -> None:
@@ -104,3 +100,9 @@ class FleetTasks:
         while True:
             more = self._fleet.knowledge.index.sweep()
             await asyncio.sleep(_SWEEP_PAUSE_S if more else TICK_S)
+
+
+async def _cancelled(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

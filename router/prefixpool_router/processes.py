@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import uvloop
+from prometheus_client import disable_created_metrics
 
 from prefixpool import logs
 from prefixpool.errors import SettingsError
@@ -19,8 +20,9 @@ from prefixpool_router.settings import LogFormat, RouterSettings
 _log = logging.getLogger(__name__)
 
 
-def set_up_logs(settings: RouterSettings) -> None:
-    """Log lines as the settings want them."""
+def set_up(settings: RouterSettings) -> None:
+    """What is set once for a whole process: log lines as the settings want them, the format of metrics."""
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # time stamps would double what is scraped
     logs.setup(settings.log_level, json=settings.log_format is LogFormat.JSON)
 
 

@@ -120,10 +120,9 @@ class Replica:
             return f"down: {self._down}"
         if self._clock() < self._fenced_until_s:
             return "fenced, says its gate"
-        if self.welcome is None:
-            return "" if self._alive else f"not seen answering yet; {self._stream_problem}"
-        if self.status is None:
-            return "its agent has not told its state yet"
+        if self.welcome is None or self.status is None:
+            problem = self._stream_problem if self.welcome is None else "its agent has not told its state yet"
+            return "" if self._alive else f"not seen answering yet; {problem}"
         if self.status.state is State.READY:
             return ""
         return f"engine is {self.status.state}" + (f": {self.status.reason}" if self.status.reason else "")
@@ -164,8 +163,9 @@ class Replica:
         """Raises WireError: another replica answers at this address (addresses are reused, identities are not)."""
         if welcome.replica != self.name:
             raise WireError(f"this is the agent of {welcome.replica!r}")
-        self._epoch_is(welcome.epoch)
-        self.welcome, self.status = welcome, None
+        if self._epoch_is(welcome.epoch):  # else what was told last still holds: an agent that restarts costs no request
+            self.status, self._alive = None, False
+        self.welcome = welcome
         self.models, self.template = welcome.models, welcome.template
         self.block_tokens = welcome.block_tokens or DEFAULT_BLOCK_TOKENS
         self._watcher.judge(self)
@@ -223,9 +223,12 @@ class Replica:
             self.pictures.agent_lost(self._clock())
         self._watcher.judge(self)
 
-    def _epoch_is(self, epoch: int) -> None:
-        if self.status is not None and self.status.epoch != epoch:
+    def _epoch_is(self, epoch: int) -> bool:
+        """True if that is another engine than the one told of last."""
+        changed = self.status is not None and self.status.epoch != epoch
+        if changed:
             self.pictures.new_epoch()
+        return changed
 
     # -- connections and probes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from prefixpool.wire import Costs, Mode, State
+from prefixpool.wire import Mode, State
 from prefixpool_router.fleet import Fleet
 from prefixpool_router.membership import MemberState
 from prefixpool_router.pictures import Account
@@ -39,7 +39,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     drifted: bool
     snapshots: int
     stream_losses: int
-    costs: Costs
+    costs: dict[str, float]  # wire.Costs
 
 
 class RouterReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,5 +98,5 @@ def replica_report(fleet: Fleet, replica: Replica) -> ReplicaReport:
         drifted=pictures.facts_trust.drifted,
         snapshots=replica.snapshots,
         stream_losses=replica.losses,
-        costs=replica.costs,
+        costs=msgspec.structs.asdict(replica.costs),
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from prefixpool_router.drain import Draining
-from prefixpool_router.processes import run, set_up_logs, stop_on_signals
+from prefixpool_router.processes import run, set_up, stop_on_signals
 from prefixpool_router.serve import Place, Router
 from prefixpool_router.settings import RouterSettings
 
@@ -21,7 +21,7 @@ def main() -> int:
     """Exit status as processes.run."""
     settings_file, worker, admin_socket = sys.argv[1:]
     settings = msgspec.json.decode(Path(settings_file).read_bytes(), type=RouterSettings)
-    set_up_logs(settings)
+    set_up(settings)
     return run(lambda: _serve(settings, Place(int(worker), Path(admin_socket))))
 
 
