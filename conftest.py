@@ -1,5 +1,6 @@
 """Test settings for the whole repository."""
 
+import asyncio
 import os
 
 from hypothesis import settings
@@ -8,3 +9,7 @@ from hypothesis import settings
 settings.register_profile("explore", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "explore")
+
+# looptime asks the policy for a loop before every test, synchronous ones too. A policy that was never told anything makes
+# one, which nobody closes: a ResourceWarning, hence an error, in whichever test the collector runs.
+asyncio.set_event_loop(None)
