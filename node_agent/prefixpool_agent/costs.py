@@ -74,7 +74,7 @@ class Timeline:
         self._waiting.append(served)
         if len(self._waiting) > MAX_RECENT // 2:
             self._waiting.popleft()
-        oldest = min(self._live.values(), default=float("inf"))
+        oldest = next(iter(self._live.values()), float("inf"))  # of several gates, within microseconds
         ready = [s for s in self._waiting if s.end_s <= oldest]
         if ready:
             self._waiting = deque(s for s in self._waiting if s.end_s > oldest)

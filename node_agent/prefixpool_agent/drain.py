@@ -122,10 +122,15 @@ class Drain:
         return self.status()
 
     def lift(self) -> DrainStatus:
-        """Accept requests again. Raises DrainRefusedError once the engine is being stopped."""
-        if self._plan is None:
-            return self.status()
-        if self._plan.stop and self._plan.phase in (DrainPhase.STOPPING, DrainPhase.CLEANING, DrainPhase.DONE):
+        """Accept requests again, also after a fence that an agent before this one set.
+
+        Raises DrainRefusedError once the engine is being stopped.
+        """
+        if (
+            self._plan is not None
+            and self._plan.stop
+            and self._plan.phase in (DrainPhase.STOPPING, DrainPhase.CLEANING, DrainPhase.DONE)
+        ):
             raise DrainRefusedError("the engine was stopped by this drain; start the replica again instead")
         self._cancel()
         self._plan = None
@@ -135,7 +140,7 @@ class Drain:
 
     def forget(self) -> None:
         """The engine was started anew by somebody: the drain that stopped it is history."""
-        if self._plan is not None and self._plan.phase is DrainPhase.DONE:
+        if self._plan is not None and self._plan.stop and self._plan.phase is DrainPhase.DONE:
             self._plan = None
             self._actions.phase_changed(DrainPhase.NONE)
 

@@ -56,6 +56,7 @@ class KvEvents:
         self._pace = Pace()
         self.order = order or Order()
         self.connected = 0
+        self.caught_up = asyncio.Event()  # the first replay is over
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -88,6 +89,7 @@ class KvEvents:
             self._lost("the engine's event stream was reconnected")
             self.order.restart()
         await self._replay(EVERYTHING, tries=1)
+        self.caught_up.set()
 
     async def _live(self, frames: list[bytes]) -> None:
         try:

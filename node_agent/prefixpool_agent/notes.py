@@ -63,6 +63,11 @@ class Notes:
         self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._server: asyncio.Server | None = None
 
+    @property
+    def gates(self) -> int:
+        """API server processes that are connected."""
+        return len(self._gates)
+
     async def start(self) -> None:
         """Listen. A socket left by an agent that died is replaced."""
         self._path.unlink(missing_ok=True)

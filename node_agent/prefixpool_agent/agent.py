@@ -1,0 +1,294 @@
+"""One engine's agent: attaches to each engine start, tells the routers its state, carries out drains. Wired in `main`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from importlib.metadata import version
+from typing import Final
+
+from prefixpool import names, wire
+from prefixpool_agent import saved_map
+from prefixpool_agent.attachment import Attachment, GateView, Parts
+from prefixpool_agent.drain import Drain, View
+from prefixpool_agent.engine_client import EngineClient, EngineError
+from prefixpool_agent.engine_state import EngineState, EventEvidence, Observed, judge, judge_mode
+from prefixpool_agent.engine_watch import Look
+from prefixpool_agent.engines.metrics import EngineLoad
+from prefixpool_agent.metrics import AgentMetrics
+from prefixpool_agent.publisher import Publisher
+from prefixpool_agent.settings import AgentSettings
+from prefixpool_agent.supervisor_client import EnginePhase, EngineProcess, SupervisorClient
+
+TICK_S: Final = 0.5
+IDLE_SCRAPES: Final = 5  # an idle engine's metrics are read this much less often
+SAVE_SHARE: Final = 0.02  # of the loop's time, at most, goes into saving the map
+
+log = logging.getLogger(__name__)
+
+
+class Agent:
+    """Owns the attachment and all periodic work. Also the `DrainActions` and the server's `AgentView`."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        parts: Parts,
+        *,
+        engine: EngineClient,
+        supervisor: SupervisorClient,
+        publisher: Publisher,
+        metrics: AgentMetrics,
+    ) -> None:
+        self._settings = settings
+        self._parts = parts
+        self._engine = engine
+        self._supervisor = supervisor
+        self._publisher = publisher
+        self._metrics = metrics
+        self._gate = GateView(parts.run_dir / names.RUN_GATE_STATE)
+        self._attachment: Attachment | None = None
+        self._process = EngineProcess()
+        self._look = Look(self._process, False, "")
+        self._state = EngineState(wire.State.STARTING, 0, "the agent has just started")
+        self._attach_problem = ""
+        self._load = EngineLoad()
+        self._save_due_s = 0.0
+        self.drain = Drain(self, settings.drain_ack_s)
+
+    # -- what is seen ------------------------------------------------------------------------------------------------
+
+    async def saw(self, look: Look) -> None:
+        """One look at the engine: attach, detach, tell."""
+        if look.process.epoch != self._process.epoch or look.process.phase is not EnginePhase.RUNNING:
+            await self._detach(look)
+        if look.process.epoch != self._process.epoch:
+            self._began(look.process)
+        self._process, self._look = look.process, look
+        if look.healthy and self._attachment is None:
+            await self._attach(look.process.epoch)
+        self._tell_state()
+
+    def _began(self, process: EngineProcess) -> None:
+        log.info("engine start", extra={"epoch": process.epoch, "pid": process.pid})
+        self._metrics.epochs.inc()
+        self._gate.reopen()
+        if self.drain.active:
+            self.drain.forget()
+            self._gate.fence(self.drain.active)
+
+    async def _attach(self, epoch: int) -> None:
+        try:
+            facts = await self._engine.facts()
+        except EngineError as error:
+            self._attach_problem = str(error)
+            return
+        self._attach_problem = ""
+        self._attachment = Attachment(self._parts, epoch, facts)
+        self._publisher.welcome(self._welcome(epoch), "engine restarted")
+        log.info("attached to the engine", extra={"epoch": epoch, "device_blocks": facts.device_blocks})
+
+    async def _detach(self, look: Look) -> None:
+        attachment, self._attachment = self._attachment, None
+        if attachment is None:
+            return
+        log.warning("engine is gone", extra={"epoch": attachment.epoch, "reason": look.reason})
+        self._load = EngineLoad()
+        self._parts.notes.begin(0)
+        await attachment.close()
+        self._parts.follower.forget("engine ended")
+        self._tell_state()
+
+    def _welcome(self, epoch: int) -> wire.Welcome:
+        facts = self._attachment.facts if self._attachment is not None else None
+        return wire.Welcome(
+            replica=self._settings.replica,
+            epoch=epoch,
+            models=facts.models if facts is not None else (self._settings.served_model_name,),
+            block_tokens=facts.block_tokens if facts is not None else self._settings.block_tokens,
+            device_tokens=facts.device_tokens if facts is not None else 0,
+            max_inflight=self._settings.max_inflight,
+            template=self._parts.text.template,
+        )
+
+    # -- what is told ------------------------------------------------------------------------------------------------
+
+    def _tell_state(self) -> None:
+        healthy = self._look.healthy and self._attachment is not None
+        reason = self._attach_problem if self._look.healthy else self._look.reason
+        process = self._look.process
+        self._state = judge(Observed(process.phase, process.epoch, healthy, self._gate.fenced, reason or ""))
+        mode, why = self._mode()
+        status = wire.Status(state=self._state.state, epoch=self._state.epoch, mode=mode, reason=self._state.reason or why)
+        if status != self._publisher.status:
+            log.info("state", extra={"state": status.state.value, "mode": mode.value, "reason": status.reason})
+            self._publisher.tell(status)
+        self._metrics.in_state(status.state, mode)
+
+    def _mode(self) -> tuple[wire.Mode, str]:
+        if self._attachment is None:
+            return wire.Mode.PRECISE, ""  # an empty cache is known precisely
+        follower = self._parts.follower
+        evidence = EventEvidence(
+            healthy_since_s=self._attachment.since_s,
+            connected=self._attachment.events.connected,
+            batches=follower.batches,
+            uncached_since_s=follower.uncached_since_s,
+            tokenizer=self._parts.text.problem,
+        )
+        return judge_mode(evidence, time.monotonic())
+
+    def load(self) -> wire.Load:
+        """As routers see it. Cheap: read every 50 ms."""
+        facts = self._attachment.facts if self._attachment is not None else None
+        residency = self._parts.follower.residency
+        used = residency.blocks if residency is not None else 0
+        return wire.Load(
+            inflight=self._gate.inflight,
+            running=self._load.running,
+            waiting=self._load.waiting,
+            kv_usage=round(self._load.kv_usage, 3),
+            prefill_backlog_tokens=self._parts.follower.backlog.tokens,
+            free_blocks=max(0, facts.device_blocks - used) if facts is not None else 0,
+        )
+
+    # -- periodic work -----------------------------------------------------------------------------------------------
+
+    async def tick(self) -> None:
+        """State, costs and the saved map, until cancelled."""
+        while True:
+            self._tell_state()
+            costs = self._parts.follower.costs
+            if costs != self._publisher.costs:
+                self._publisher.tell(costs)
+            await self._save()
+            await asyncio.sleep(TICK_S)
+
+    async def scrape(self) -> None:
+        """The engine's own figures, until cancelled."""
+        turn = 0
+        while True:
+            await asyncio.sleep(self._settings.scrape_interval_s)
+            turn += 1
+            idle = not (self._gate.inflight or self._load.running or self._load.waiting)
+            if self._attachment is None or (idle and turn % IDLE_SCRAPES):
+                continue
+            await self._scrape_once()
+
+    async def _scrape_once(self) -> None:
+        try:
+            with self._metrics.scrape_seconds.time():
+                self._load = await self._engine.load()
+        except EngineError as error:
+            self._metrics.scrapes.labels("failed").inc()
+            log.debug("engine metrics", extra={"error": str(error)})
+        else:
+            self._metrics.scrapes.labels("good").inc()
+
+    async def _save(self) -> None:
+        interval_s, now = self._settings.save_interval_s, time.monotonic()
+        follower = self._parts.follower
+        if not interval_s or self._attachment is None or not follower.changed_since_save or now < self._save_due_s:
+            return
+        residency = follower.residency
+        if residency is None:
+            return
+        saved = saved_map.SavedMap(version=saved_map.VERSION, costs=follower.costs, residency=residency.save())
+        took_s = time.monotonic() - now
+        follower.changed_since_save = False
+        self._save_due_s = now + max(interval_s, took_s / SAVE_SHARE)
+        self._metrics.save_seconds.observe(took_s)
+        try:
+            await asyncio.to_thread(saved_map.write, self._parts.run_dir / names.RUN_SAVED_MAP, saved)
+        except OSError as error:
+            log.warning("residency map could not be saved", extra={"error": str(error)})
+
+    async def close(self) -> None:
+        """Stop; the engine runs on."""
+        await self.drain.close()
+        attachment, self._attachment = self._attachment, None
+        if attachment is not None:
+            await attachment.close()
+        self._gate.close()
+
+    # -- drain -------------------------------------------------------------------------------------------------------
+
+    def fence(self, on: bool) -> None:
+        """Refuse new requests and tell the routers, or accept again."""
+        if on:
+            self._publisher.refence()
+        self._gate.fence(on)
+        self._tell_state()
+
+    def view(self, now_s: float) -> View:
+        """For the drain's next step."""
+        return View(now_s, self._gate.inflight, self._publisher.unacknowledged())
+
+    async def stop_engine(self) -> None:
+        """Raises SupervisorError."""
+        await self._supervisor.stop_engine(self._settings.engine_stop_timeout_s)
+
+    async def clean(self) -> None:
+        """The supervisor removed sockets and shared memory; the saved map is ours."""
+        (self._parts.run_dir / names.RUN_SAVED_MAP).unlink(missing_ok=True)
+
+    def phase_changed(self, phase: wire.DrainPhase) -> None:
+        """For metrics."""
+        self._metrics.in_drain(phase)
+
+    # -- control API -------------------------------------------------------------------------------------------------
+
+    def not_ready(self) -> str:
+        """Why the engine takes no requests; "" = it does."""
+        if self._state.state is wire.State.READY:
+            return ""
+        return f"engine is {self._state.state.value}" + (f": {self._state.reason}" if self._state.reason else "")
+
+    def info(self) -> wire.Info:
+        """For `/info`."""
+        facts = self._attachment.facts if self._attachment is not None else None
+        residency, process = self._parts.follower.residency, self._process
+        status = self._publisher.status
+        running = process.phase is EnginePhase.RUNNING
+        return wire.Info(
+            version=version("prefixpool"),
+            replica=self._settings.replica,
+            engine=self._settings.engine.value,
+            engine_version=facts.version if facts is not None else "",
+            epoch=process.epoch,
+            state=self._state.state,
+            reason=status.reason if status is not None else self._state.reason,
+            mode=status.mode if status is not None else wire.Mode.NONE,
+            models=facts.models if facts is not None else (self._settings.served_model_name,),
+            block_tokens=facts.block_tokens if facts is not None else self._settings.block_tokens,
+            device_blocks=facts.device_blocks if facts is not None else 0,
+            device_tokens=facts.device_tokens if facts is not None else 0,
+            host_bytes=0,
+            disk_bytes=0,
+            boundaries=residency.boundaries if residency is not None else 0,
+            resident_blocks=residency.resident_blocks() if residency is not None else 0,
+            inflight=self._gate.inflight,
+            running=self._load.running,
+            waiting=self._load.waiting,
+            restarts=process.restarts,
+            engine_pid=(process.pid or 0) if running else 0,
+            uptime_s=max(0.0, time.time() - process.started_ns / 1e9) if running else 0.0,
+            template=self._parts.text.template,
+            costs=self._parts.follower.costs,
+            drain=self.drain.status(),
+        )
+
+    def refresh(self) -> None:
+        """Gauges that are cheaper to read than to keep."""
+        self._metrics.engine_restarts.set(self._process.restarts)
+        self._metrics.inflight.set(self._gate.inflight)
+        self._metrics.gates.set(self._parts.notes.gates)
+        costs = self._parts.follower.costs
+        self._metrics.prefill_seconds.set(costs.prefill_s_per_token)
+        self._metrics.decode_seconds.set(costs.decode_step_s)
+        if (residency := self._parts.follower.residency) is not None:
+            self._metrics.boundaries.set(residency.boundaries)
+            self._metrics.blocks.set(residency.blocks)
+            self._metrics.sessions.set(residency.sessions)
+            self._metrics.ignored_by_reason(residency.counts)

@@ -1,0 +1,251 @@
+"""Follows the engine: KV events and notes go in, changes for the routers, costs and the backlog come out.
+
+Owns the residency picture of one engine start at a time. Everything runs in the event loop in small steps; changes are
+collected for a few milliseconds before they are mapped and published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+from prefixpool import note as notes
+from prefixpool.wire import Costs, Tier
+from prefixpool_agent.costs import CostModel, Served, Timeline
+from prefixpool_agent.kv_order import Batch
+from prefixpool_agent.load import Backlog
+from prefixpool_agent.metrics import AgentMetrics
+from prefixpool_agent.publisher import Publisher
+from prefixpool_agent.residency import Finished, Residency
+from prefixpool_agent.residency.answer import Answer, parse_answer
+
+FLUSH_DELAY_S: Final = 0.005
+HEAL_REQUESTS: Final = 32  # a full report costs the agent under a millisecond (research: residency.md)
+MAX_STARTED: Final = 4096
+
+log = logging.getLogger(__name__)
+
+
+class Follower:
+    """A `KvSink` and a `NoteSink`. `command` sends to the gates, `nudge` says that the load may have changed."""
+
+    def __init__(
+        self,
+        *,
+        publisher: Publisher,
+        metrics: AgentMetrics,
+        command: Callable[[notes.ToGate], int],
+        nudge: Callable[[], None],
+        greeted: Callable[[notes.GateHello], None],
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._publisher = publisher
+        self._metrics = metrics
+        self._command = command
+        self._nudge = nudge
+        self._greeted = greeted
+        self._clock = clock
+        self._wall = wall
+        self._residency: Residency | None = None
+        self._live_since_s = float("inf")
+        self._dirty = asyncio.Event()
+        self._timeline = Timeline()
+        self._costs = CostModel()
+        self._started: OrderedDict[str, _Started] = OrderedDict()
+        self.block_tokens = 0
+        self.backlog = Backlog()
+        self.changed_since_save = False
+        self.last_event_s = 0.0  # of the engine's clock, seconds since 1970
+        self.batches = 0
+        self.uncached_since_s = float("inf")  # see engine_state.EventEvidence
+
+    # -- life of an engine start -------------------------------------------------------------------------------------
+
+    def begin(self, residency: Residency | None, block_tokens: int, costs: Costs | None) -> None:
+        """Another engine start, or this agent's own. `costs`: what an agent before this one had measured."""
+        self._residency = residency
+        self.block_tokens = block_tokens
+        self._live_since_s = float("inf")
+        self.last_event_s = 0.0
+        self.batches = 0
+        self.uncached_since_s = float("inf")
+        if costs is not None:
+            self._costs = CostModel(costs)
+        self._dirty.set()
+
+    def caught_up(self) -> None:
+        """Replay is over: from here on, predictions are what routers could know."""
+        self._live_since_s = self._clock()
+
+    def forget(self, reason: str) -> None:
+        """The engine is gone: nothing is cached any more. Costs stay; the next engine is of the same kind."""
+        if self._residency is not None:
+            self._residency.reset()
+        self._timeline.forget()
+        self._started.clear()
+        self.backlog.forget()
+        self.changed_since_save = False
+        self._publisher.restart(reason)
+
+    @property
+    def residency(self) -> Residency | None:
+        """None until an engine is known, and for models whose vocabulary cannot be read."""
+        return self._residency
+
+    @property
+    def costs(self) -> Costs:
+        """Measured so far."""
+        return self._costs.costs()
+
+    def snapshot(self) -> Iterable[tuple[Tier, Sequence[int], Sequence[int]]]:
+        """All resident boundaries."""
+        return self._residency.snapshot() if self._residency is not None else ()
+
+    async def run(self) -> None:
+        """Map and publish what changed, until cancelled."""
+        while True:
+            await self._dirty.wait()
+            await asyncio.sleep(FLUSH_DELAY_S)
+            self.flush()
+
+    def flush(self) -> None:
+        """Map and publish now."""
+        self._dirty.clear()
+        if self._residency is None:
+            return
+        with self._metrics.flush_seconds.time():
+            changes = self._residency.flush()
+            self._publisher.publish(changes.publish, changes.retract)
+
+    def _touch(self) -> None:
+        self.changed_since_save = True
+        self._dirty.set()
+
+    # -- KV events ---------------------------------------------------------------------------------------------------
+
+    def kv_batch(self, batch: Batch) -> None:
+        """Apply one batch."""
+        self.batches += 1
+        self.last_event_s = max(self.last_event_s, batch.at_s)
+        self._metrics.event_batches.inc()
+        self._metrics.events.inc(len(batch.events))
+        if self._residency is None or batch.rank:
+            return  # one rank an engine: the adapter refuses more
+        for event in batch.events:
+            self._residency.event(event)
+            label = event.get("session_id")
+            if isinstance(label, str):
+                self.backlog.stored(label, len(event.get("token_ids") or ()))
+        self._touch()
+
+    def kv_lost(self, reason: str) -> None:
+        """The event stream had a hole: start over, and let the engine tell again what it reuses."""
+        log.warning("KV events were lost, starting a new picture", extra={"reason": reason})
+        self._metrics.events_lost.inc()
+        if self._residency is not None:
+            self._residency.reset()
+        self._publisher.restart("events lost")
+        self.heal()
+
+    def kv_replayed(self, batches: int) -> None:
+        """A replay ended."""
+        self._metrics.replays.inc()
+        self._metrics.replayed.inc(batches)
+
+    # -- notes -------------------------------------------------------------------------------------------------------
+
+    def hello(self, hello: notes.GateHello) -> None:
+        """A gate connected."""
+        self._metrics.notes_lost.inc(hello.dropped)
+        self._greeted(hello)
+
+    def note_bad(self) -> None:
+        """A note could not be read."""
+        self._metrics.notes_bad.inc()
+
+    def arrival(self, note: notes.Arrival) -> None:
+        """A request passed the gate."""
+        self._metrics.notes.labels("arrival").inc()
+        self._timeline.arrived(note.id, note.at_s)
+        self._started[note.id] = _Started(note.at_s, len(note.body))
+        if len(self._started) > MAX_STARTED:
+            self._started.popitem(last=False)
+        if self._residency is not None:
+            at = datetime.fromtimestamp(self._wall_of(note.at_s), UTC)
+            self._residency.arrival(note, at.date().isoformat())
+            self._touch()
+        self.backlog.arrived(note.id, len(note.body), 0)
+        self._nudge()
+
+    def end(self, note: notes.End) -> None:
+        """An answer is over."""
+        self._metrics.notes.labels("end").inc()
+        self.backlog.ended(note.id)
+        started = self._started.pop(note.id, None)
+        finished = self._residency.end(note) if self._residency is not None else None
+        if started is not None:
+            figures = finished or parse_answer(note.body)
+            self._learn(note, started, figures)
+            if finished is not None and started.at_s >= self._live_since_s:
+                self._compare(finished)
+        if finished is not None:
+            self._touch()
+        self._nudge()
+
+    def cache_reset(self, note: notes.CacheReset) -> None:
+        """The engine publishes a reset only with its next step; one that its events include already must not count twice."""
+        self._metrics.notes.labels("cache_reset").inc()
+        if self._residency is not None and self._wall_of(note.at_s) > self.last_event_s:
+            self._residency.cleared(note.external)
+            self._touch()
+
+    def _wall_of(self, monotonic_s: float) -> float:
+        return self._wall() - (self._clock() - monotonic_s)
+
+    # -- closed loop -------------------------------------------------------------------------------------------------
+
+    def heal(self) -> None:
+        """Ask the engine to announce again what the next requests reuse."""
+        if self._command(notes.ReportFull(HEAL_REQUESTS)):
+            self._metrics.report_full.inc(HEAL_REQUESTS)
+
+    def _learn(self, note: notes.End, started: _Started, figures: Finished | Answer) -> None:
+        """Costs, from requests whose answer says how long they were; the others still tell who ran beside whom."""
+        prompt, cached, output = figures.prompt_tokens or 0, figures.cached_tokens or 0, figures.output_tokens or 0
+        self.backlog.learned(started.body_bytes, prompt)
+        served = Served(
+            id=note.id,
+            at_s=started.at_s,
+            first_s=note.first_s,
+            end_s=note.at_s,
+            uncached=max(0, prompt - cached),
+            cached=cached,
+            output=output if prompt and note.status == 200 and not note.aborted else 0,
+            streamed=not note.body.startswith(b"{"),
+        )
+        for clean in self._timeline.ended(served):
+            self._costs.observe(clean)
+        if served.uncached >= self.block_tokens > 0 and not self.batches:
+            self.uncached_since_s = min(self.uncached_since_s, self._clock())
+
+    def _compare(self, finished: Finished) -> None:
+        """Prediction against the engine's word. A request that found more than was known is a reason to ask for more."""
+        predicted, actual = finished.predicted_tokens, finished.cached_tokens
+        if not finished.comparable or predicted is None or actual is None:
+            return
+        self._metrics.predicted(predicted, actual, self.block_tokens)
+        self._metrics.cached_tokens.inc(actual)
+        self._metrics.prompt_tokens.inc(finished.prompt_tokens or 0)
+        if actual - predicted > self.block_tokens:
+            self.heal()
+
+
+class _Started(NamedTuple):
+    at_s: float
+    body_bytes: int
