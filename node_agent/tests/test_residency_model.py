@@ -3,32 +3,61 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
-from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from prefixpool_testing.paged_engine import PagedEngine, Running
-from prefixpool_testing.tiny_bpe import TinyBpe
 
 from prefixpool.chain import canonical, prefix_chain
 from prefixpool.note import Arrival, End
 from prefixpool.wire import Template, Tier
 from prefixpool_agent.residency import Finished, Limits, Residency, load_table
+from prefixpool_testing.paged_engine import PagedEngine, Running
+from prefixpool_testing.tiny_bpe import TinyBpe
 
 DATA = Path(__file__).parent / "data"
 DAY = "2026-01-01"
 TEMPLATE = Template(digest="chatml", renders_tools=False)
 BPE = TinyBpe(DATA / "tiny_model" / "tokenizer.json")
 SIZE = 8
+LIMITS = Limits()
 
-WORDS = (
-    "the engine holds a prefix of tokens and blocks; routers publish boundaries, agents follow events. Grüße 你好 "
-    "hello naïve café\nwhat is residency?\n\n  indented code(x) = 42; {json: true} unbelievable straße"
-).split(" ")
+WORDS = [
+    "the",
+    "engine",
+    "holds",
+    "a",
+    "prefix",
+    "of",
+    "tokens",
+    "and",
+    "blocks;",
+    "routers",
+    "publish",
+    "boundaries,",
+    "agents",
+    "follow",
+    "events.",
+    "Grüße",
+    "你好",
+    "hello",
+    "naïve",
+    "café\nwhat",
+    "is",
+    "residency?\n\n",
+    "",
+    "indented",
+    "code(x)",
+    "=",
+    "42;",
+    "{json:",
+    "true}",
+    "unbelievable",
+    "straße",
+]
 
 
 def table() -> Any:
@@ -43,7 +72,7 @@ def chatml(messages: list[dict[str, str]]) -> str:
 class Rig:
     """Engine, residency, and a router's picture that is fed by changes only."""
 
-    def __init__(self, blocks: int, host_blocks: int = 0, limits: Limits = Limits()) -> None:
+    def __init__(self, blocks: int, host_blocks: int = 0, limits: Limits = LIMITS) -> None:
         self.engine = PagedEngine(blocks, SIZE, host_blocks)
         self.residency = Residency(table(), SIZE, template=TEMPLATE, limits=limits)
         self.picture: dict[tuple[Tier, int], int] = {}
@@ -89,7 +118,9 @@ class Rig:
         choice = {"text": reply} if path == "/v1/completions" else {"message": {"content": reply}}
         return End(run.id, 1.5, 2.0, 200, json.dumps({"choices": [choice], "usage": usage}).encode())
 
-    def ask(self, path: str, body: dict[str, Any], reply: str = "", *, events_first: bool = True, full: bool = False) -> Finished:
+    def ask(
+        self, path: str, body: dict[str, Any], reply: str = "", *, events_first: bool = True, full: bool = False
+    ) -> Finished:
         """One request from its arrival to its end, at concurrency 1."""
         run = self.arrive(path, body, full)
         prompt = len(run.tokens)
@@ -257,8 +288,3 @@ TestTraffic = Traffic.TestCase
 TestTraffic.settings = _SETTINGS
 TestTrafficWithHost = TrafficWithHost.TestCase
 TestTrafficWithHost.settings = _SETTINGS
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    yield Rig(blocks=2000)

@@ -19,8 +19,16 @@ def _entry(token: int) -> dict[str, Any]:
 
 
 def chat_logprobs(tokens: Sequence[int], top: int) -> dict[str, Any]:
-    """Of chat completions. Only the chosen token is ever among the `top` ones."""
-    return {"content": [{**_entry(token), "top_logprobs": [_entry(token)][:top]} for token in tokens]}
+    """Of chat completions. The alternatives among the `top` ones are made up."""
+    return {"content": [{**_entry(token), "top_logprobs": _alternatives(token, top)} for token in tokens]}
+
+
+def _alternatives(token: int, top: int) -> list[dict[str, Any]]:
+    best = _entry(token)
+    others = [
+        {"token": f"{best['token']}{i}", "logprob": best["logprob"] - i, "bytes": best["bytes"]} for i in range(1, top)
+    ]
+    return [best, *others][:top]
 
 
 def completion_logprobs(tokens: Sequence[int], top: int, offset: int = 0) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from prefixpool_agent.sim.engine import Ask, Engine, Generation
 from prefixpool_agent.sim.exchange import ApiError, Call
 from prefixpool_agent.sim.requests import Common, OpenAi
 from prefixpool_agent.sim.sequence import Limits, Scope
-from prefixpool_agent.sim.template import ChatTemplate, TemplateError
+from prefixpool_agent.sim.template import ChatTemplate, NotTextError, TemplateError
 from prefixpool_agent.sim.tokenizer import MAX_CHARS_PER_TOKEN, SimTokenizer, token_bytes
 
 MAX_SALT_CHARS: Final = 1024
@@ -62,6 +62,8 @@ class Serving:
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
             )
+        except NotTextError as error:
+            raise ApiError(400, f"{self.models.served[0]} is not a multimodal model") from error
         except TemplateError as error:
             raise ApiError(400, str(error)) from error
         return self.encode(text)

@@ -22,6 +22,10 @@ class TemplateError(ValueError):
     """A conversation that the template cannot render; the message is for the client."""
 
 
+class NotTextError(TemplateError):
+    """A part that is an image or the like."""
+
+
 class ChatTemplate:
     """Renders conversations. Without state."""
 
@@ -75,8 +79,7 @@ def _part_text(part: Any) -> str:
         text = part.get("text", part.get("refusal"))
         if isinstance(text, str):
             return text
-    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    raise TemplateError(f"At most 0 {str(kind).removesuffix('_url')}(s) may be provided in one prompt.")
+    raise NotTextError
 
 
 def _role(message: Mapping[str, Any]) -> str:
