@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,7 +41,7 @@ class TinyBpe:
     def _merge(self, piece: str) -> Iterator[int]:
         parts = [self._character[byte] for byte in piece.encode()]
         while len(parts) > 1:
-            ranked = [(self._ranks.get(pair, len(self._ranks)), i) for i, pair in enumerate(zip(parts, parts[1:], strict=False))]
+            ranked = [(self._ranks.get(pair, len(self._ranks)), i) for i, pair in enumerate(pairwise(parts))]
             rank, i = min(ranked)
             if rank == len(self._ranks):
                 break

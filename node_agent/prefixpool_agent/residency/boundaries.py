@@ -21,6 +21,7 @@ from prefixpool_agent.residency.limits import Limits
 
 SNAPSHOT_ROWS: Final = 4096  # boundaries per batch of a snapshot
 _PUBLISHED: Final = (Tier.DEVICE, Tier.HOST, Tier.DISK)
+_TIERS: Final = (Tier.ABSENT, Tier.DEVICE, Tier.HOST, Tier.DISK)
 _TIER_BITS: Final = 2
 _GONE: Final = 0  # state: depth << 2 | tier; ABSENT whatever the depth
 
@@ -44,6 +45,7 @@ class BoundaryMap:
         self._counts = counts
         self._where: dict[int, Block] = {}
         self._told: dict[int, int] = {}  # boundaries touched since the last flush -> their state at that flush
+        self._owed: dict[int, Tier] = {}  # published before a reset, not retracted yet
         self._remembered: OrderedDict[int, Sequence[int]] = OrderedDict()  # block hash -> boundary, depth, boundary, ...
         self._remembered_boundaries = 0
 
@@ -88,7 +90,12 @@ class BoundaryMap:
 
     def depth(self, key: int) -> int:
         """Token depth of a known boundary."""
-        return next(depth for other, depth in self.facts(self._where[key]) if other == key)
+        block = self._where[key]
+        flat = block.facts or []
+        for i in range(0, len(flat), 2):
+            if flat[i] == key:
+                return (block.blocks - 1) * self._size + flat[i + 1]
+        raise KeyError(key)
 
     def block_of(self, key: int) -> Block | None:
         """Where a boundary hangs, resident or not."""
@@ -146,19 +153,23 @@ class BoundaryMap:
         deep = any(self.depth(key) >= self._size for key in keys if where.get(key) is best)
         return (self._size if deep else 0), best
 
+    def reset(self) -> None:
+        """All blocks were dropped. Snapshots are empty at once; who follows by changes is owed retractions."""
+        self._owed |= {key: _tier(state) for key, state in self._told.items() if state != _GONE}
+        self._told.clear()
+
     def take_changes(self) -> Changes:
         """What changed since the last call, net."""
         changes = Changes({}, {})
         for key, before in self._told.items():
             now = self._state(key)
-            if now == before:
-                continue
-            old, new = _tier(before), _tier(now)
-            if new is not Tier.ABSENT:
-                changes.publish.setdefault(new, []).append((key, now >> _TIER_BITS))
-            if old is not new and old is not Tier.ABSENT:
+            if now != before:
+                _record(changes, key, _tier(before), now)
+        for key, old in self._owed.items():
+            if old is not _tier(self._state(key)):
                 changes.retract.setdefault(old, []).append(key)
         self._told.clear()
+        self._owed.clear()
         return changes
 
     def snapshot(self) -> Iterator[tuple[Tier, list[int], list[int]]]:
@@ -215,8 +226,16 @@ class BoundaryMap:
             wanted -= len(keys[:wanted])
 
 
+def _record(changes: Changes, key: int, old: Tier, now: int) -> None:
+    new = _tier(now)
+    if new is not Tier.ABSENT:
+        changes.publish.setdefault(new, []).append((key, now >> _TIER_BITS))
+    if old is not new and old is not Tier.ABSENT:
+        changes.retract.setdefault(old, []).append(key)
+
+
 def _tier(state: int) -> Tier:
-    return Tier(state & (1 << _TIER_BITS) - 1)
+    return _TIERS[state & (1 << _TIER_BITS) - 1]
 
 
 def _batches(columns: list[tuple[Tier, list[int], list[int]]]) -> Iterator[tuple[Tier, list[int], list[int]]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import unicodedata
 from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from itertools import chain as concatenated
 from typing import Final
 
 from prefixpool.chain import Canonical, PrefixChain, Segment, SegmentKind, prefix_chain
@@ -158,6 +158,8 @@ class Placer:
         A reply that begins with a blank may merge with the text before it, so it is not credited.
         """
         text = answer.reply.strip() if self._template.trims else answer.reply
+        if self._template.nfc and not text.isascii():
+            text = unicodedata.normalize("NFC", text)
         reply = text.encode("utf-8", "surrogatepass")
         if request.generation and reply and not reply[:1].isspace():
             segments = (*request.segments, Segment("assistant", reply))
@@ -174,4 +176,8 @@ def _starts_a_word(before: bytes, text: str) -> bool:
 
 
 def _tokens(path: Sequence[Block]) -> array[int]:
-    return array("I", concatenated.from_iterable(block.tokens or () for block in path))
+    out = array("I")
+    for block in path:
+        if block.tokens:
+            out += block.tokens
+    return out

@@ -126,6 +126,7 @@ class Residency:
     def reset(self) -> None:
         """A new epoch, or events were lost: nothing known of blocks may be believed. Facts about texts stay true."""
         self._trie.reset()
+        self._boundaries.reset()
         self._group = None
         self._dirty.clear()
         for session in self._sessions:

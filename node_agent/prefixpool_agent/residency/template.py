@@ -27,12 +27,13 @@ _TRIM: Final = re.compile(r"content\b(?:['\"]\s*\])?\s*(?:\|\s*trim\b|\.strip\(\
 
 
 def read_template(folder: Path) -> Template:
-    """Facts about the template in a model folder; `Template()` (digest "") when it has none that can be read."""
+    """Facts about a model folder's template (digest "" when it has none that can be read) and its tokenizer."""
     text = _template_text(folder)
-    return describe(text) if text else Template()
+    nfc = "NFC" in _normalizers(_document(folder / "tokenizer.json").get("normalizer"))
+    return describe(text, nfc=nfc) if text else Template(nfc=nfc)
 
 
-def describe(text: str) -> Template:
+def describe(text: str, *, nfc: bool = False) -> Template:
     """Facts about one template text."""
     code = "\n".join(one or two for one, two in _CODE.findall(_COMMENT.sub("", text)))
     names = _STRING.sub("''", code)
@@ -41,7 +42,15 @@ def describe(text: str) -> Template:
         renders_tools=bool(_TOOLS.search(names)),
         prints_date=bool(_DATE.search(names)),
         trims=bool(_TRIM.search(code)),
+        nfc=nfc,
     )
+
+
+def _normalizers(normalizer: Any) -> list[str]:
+    if not isinstance(normalizer, Mapping):
+        return []
+    inner = normalizer.get("normalizers") or ()
+    return [str(normalizer.get("type")), *(kind for one in inner for kind in _normalizers(one))]
 
 
 def _template_text(folder: Path) -> str:
