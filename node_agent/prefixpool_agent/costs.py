@@ -5,15 +5,16 @@
 
 One linear model for both, because an answer that is not streamed shows only their sum. Rows are weighted by relative error
 and forgotten exponentially (recursive least squares in its decayed normal equations; five unknowns are solved in
-microseconds, and so can be kept non-negative). Queueing would pollute the figures: a row is used only if no other request's
-prefill ran at the same time, which `Timeline` decides when everything that could have overlapped is over.
+microseconds, and so can be kept non-negative). Queueing would pollute the figures: a prefill counts only if no other ran at
+the same time, and from a decode the time of other prefills is taken off; `Timeline` decides that when everything that could
+have overlapped is over.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from prefixpool.wire import Costs
@@ -21,11 +22,13 @@ from prefixpool.wire import Costs
 FORGETTING: Final = 0.995  # a row's weight after 200 newer ones: 37 %
 MIN_ROWS: Final = 3  # fewer say too little to publish
 NOISE_S: Final = 0.005  # absolute noise of a measurement: keeps rows of very short times from dominating
+MIN_STEPS: Final = 3  # decode times of fewer steps are mostly noise
+MIN_UNDISTURBED: Final = 0.3  # of a decode's time must be free of other prefills
 OUTPUT_WEIGHT: Final = 0.02  # of a new answer in the mean length
 
 # How strongly each of p0, p1, p2, d0, d1 is pulled towards zero, relative to what the rows say of it: a single request must
 # be explained by the linear terms, not by a constant or a square.
-_RIDGE: Final = (1e-2, 1e-6, 1e-3, 1e-6, 1e-3)
+_RIDGE: Final = (1e-4, 1e-6, 1e-2, 1e-6, 1e-3)  # weighed by simulation: short prompts must not invent a square term
 
 MAX_LIVE: Final = 4096
 MAX_RECENT: Final = 512
@@ -45,18 +48,24 @@ class Served(NamedTuple):
 
 
 class Clean(NamedTuple):
-    """A request whose phases may be believed."""
+    """A request, and how far others disturbed it."""
 
     served: Served
     prefill_alone: bool  # no other prefill between arrival and first token
     decode_alone: bool  # no other prefill between first and last token
+    decode_s: float  # between first and last token, without the time of other prefills
+    decode_steps: int  # steps in that time: each other prefill took at least one
     others: float  # mean number of other sequences that decoded beside it
 
 
 class Timeline:
-    """Knows which requests overlapped. Bounded: the oldest live and ended requests are forgotten first."""
+    """Knows which requests overlapped. Bounded: the oldest live and ended requests are forgotten first.
 
-    def __init__(self) -> None:
+    `prefill_s` estimates the prefill of a request whose first token was not seen, because its answer was not streamed.
+    """
+
+    def __init__(self, prefill_s: Callable[[Served], float]) -> None:
+        self._prefill_s = prefill_s
         self._live: OrderedDict[str, float] = OrderedDict()
         self._waiting: deque[Served] = deque()
         self._recent: deque[Served] = deque(maxlen=MAX_RECENT)
@@ -88,16 +97,25 @@ class Timeline:
 
     def _judge(self, served: Served) -> Clean:
         others = [o for o in self._recent if o is not served and o.end_s > served.at_s and o.at_s < served.end_s]
-        prefills = [(o.at_s, o.first_s or o.end_s) for o in others]
+        prefills = [(o.at_s, self._first(o)) for o in others]
         first = served.first_s
+        disturbed = [(a, b) for a, b in prefills if _overlap(a, b, first, served.end_s) > 0]
         decode_s = served.end_s - first
-        beside = sum(_overlap(o.first_s or o.end_s, o.end_s, first, served.end_s) for o in others)
+        beside = sum(_overlap(b, o.end_s, first, served.end_s) for o, (_, b) in zip(others, prefills, strict=True))
         return Clean(
             served,
             prefill_alone=not any(_overlap(a, b, served.at_s, first) > 0 for a, b in prefills),
-            decode_alone=not any(_overlap(a, b, first, served.end_s) > 0 for a, b in prefills),
+            decode_alone=not disturbed,
+            decode_s=decode_s - _covered(disturbed, first, served.end_s),
+            decode_steps=max(0, served.output - 1 - len(disturbed)),
             others=beside / decode_s if decode_s > 0 else 0.0,
         )
+
+    def _first(self, served: Served) -> float:
+        """When its prefill was over."""
+        if served.streamed:
+            return served.first_s or served.end_s
+        return min(served.end_s, served.at_s + self._prefill_s(served))
 
 
 class CostModel:
@@ -111,27 +129,42 @@ class CostModel:
         self._decode_rows = 0
         self._output = self._start.output_tokens
         self._outputs = 0
+        self._costs: Costs | None = None  # solving takes 0.1 ms, and is asked for more often than there are new rows
 
     def observe(self, clean: Clean) -> None:
         """Learn from one request; requests that failed or lack figures are ignored."""
         served = clean.served
         if not served.first_s or not served.output:
             return
+        self._costs = None
         self._outputs += 1
         weight = max(OUTPUT_WEIGHT, 1.0 / self._outputs)
         self._output += weight * (served.output - self._output)
-        steps = served.output - 1
         if not served.streamed:
             if clean.prefill_alone and clean.decode_alone:
+                steps = served.output - 1
                 self._add(served.end_s - served.at_s, _prefill_row(served), (steps, steps * clean.others))
             return
         if clean.prefill_alone:
             self._add(served.first_s - served.at_s, _prefill_row(served), (0.0, 0.0))
-        if clean.decode_alone and steps > 0:
-            self._add(served.end_s - served.first_s, (0.0, 0.0, 0.0), (steps, steps * clean.others))
+        if clean.decode_steps >= MIN_STEPS and clean.decode_s >= MIN_UNDISTURBED * (served.end_s - served.first_s):
+            steps = clean.decode_steps
+            self._add(clean.decode_s, (0.0, 0.0, 0.0), (steps, steps * clean.others))
+
+    def prefill_s(self, served: Served) -> float:
+        """Estimated prefill of a request; infinite while there is no estimate."""
+        costs = self.costs()
+        m, c = served.uncached, served.cached
+        seconds = costs.prefill_s_per_token * m + costs.prefill_s_per_token2 * m * (m + 2 * c)
+        return seconds or float("inf")
 
     def costs(self) -> Costs:
         """Figures that are not measured yet are 0, or what `start` said."""
+        if self._costs is None:
+            self._costs = self._compute()
+        return self._costs
+
+    def _compute(self) -> Costs:
         _, p1, p2, d0, d1 = self._fit.solve()
         prefill, decode = self._prefill_rows >= MIN_ROWS, self._decode_rows >= MIN_ROWS
         start = self._start
@@ -192,6 +225,15 @@ class NonNegativeFit:
 def _prefill_row(served: Served) -> tuple[float, float, float]:
     m, c = float(served.uncached), float(served.cached)
     return 1.0, m, m * (m + 2.0 * c)
+
+
+def _covered(spans: Sequence[tuple[float, float]], start: float, end: float) -> float:
+    """Length of the union of spans inside [start, end]."""
+    total, reached = 0.0, start
+    for a, b in sorted(spans):
+        total += max(0.0, min(b, end) - max(a, reached))
+        reached = max(reached, min(b, end))
+    return total
 
 
 def _overlap(a: float, b: float, start: float, end: float) -> float:

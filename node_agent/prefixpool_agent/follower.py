@@ -55,8 +55,8 @@ class Follower:
         self._residency: Residency | None = None
         self._live_since_s = float("inf")
         self._dirty = asyncio.Event()
-        self._timeline = Timeline()
         self._costs = CostModel()
+        self._timeline = Timeline(self._prefill_s)
         self._started: OrderedDict[str, _Started] = OrderedDict()
         self.block_tokens = 0
         self.backlog = Backlog()
@@ -233,6 +233,9 @@ class Follower:
             self._costs.observe(clean)
         if served.uncached >= self.block_tokens > 0 and not self.batches:
             self.uncached_since_s = min(self.uncached_since_s, self._clock())
+
+    def _prefill_s(self, served: Served) -> float:
+        return self._costs.prefill_s(served)
 
     def _compare(self, finished: Finished) -> None:
         """Prediction against the engine's word. A request that found more than was known is a reason to ask for more."""

@@ -78,9 +78,10 @@ class Notes:
         """Close everything; gates keep their rings and try again."""
         if self._server is not None:
             self._server.close()
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._path.unlink(missing_ok=True)
 
     def begin(self, epoch: int) -> None:
@@ -104,12 +105,15 @@ class Notes:
         else:
             writer.write(notes.frame(command))
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is None or len(self._tasks) >= MAX_GATES:
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._tasks) >= MAX_GATES:
             writer.transport.abort()
             return
+        task = asyncio.create_task(self._connection(reader, writer), name="gate")
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await self._serve(reader, writer)
         except (WireError, msgspec.MsgspecError) as error:
@@ -118,7 +122,6 @@ class Notes:
         except (asyncio.IncompleteReadError, OSError, TimeoutError):
             log.debug("gate disconnected")
         finally:
-            self._tasks.discard(task)
             self._gates.pop(writer, None)
             writer.close()
 

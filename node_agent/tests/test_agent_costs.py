@@ -7,7 +7,7 @@ import random
 import pytest
 
 from prefixpool.wire import Costs
-from prefixpool_agent.costs import MIN_ROWS, CostModel, NonNegativeFit, Served, Timeline
+from prefixpool_agent.costs import MIN_ROWS, Clean, CostModel, NonNegativeFit, Served, Timeline
 
 P0, P1, P2, D0, D1 = 0.010, 4e-4, 2e-8, 0.030, 0.002
 
@@ -31,8 +31,19 @@ def served(
 
 
 def run(requests: list[Served]) -> CostModel:
+    model = CostModel()
+    play(requests, model)
+    return model
+
+
+def judged(requests: list[Served]) -> list[Clean]:
+    return play(requests, CostModel())
+
+
+def play(requests: list[Served], model: CostModel) -> list[Clean]:
     """Let requests arrive and end in the order of time."""
-    model, timeline = CostModel(), Timeline()
+    timeline = Timeline(model.prefill_s)
+    out: list[Clean] = []
     moments = [(r.at_s, 0, r) for r in requests] + [(r.end_s, 1, r) for r in requests]
     for _, kind, request in sorted(moments, key=lambda m: m[:2]):
         if kind == 0:
@@ -40,7 +51,8 @@ def run(requests: list[Served]) -> CostModel:
             continue
         for clean in timeline.ended(request):
             model.observe(clean)
-    return model
+            out.append(clean)
+    return out
 
 
 def alone(count: int, seed: int = 7, streamed: bool = True) -> list[Served]:
@@ -89,6 +101,28 @@ def test_slope_per_sequence_comes_from_requests_that_decoded_together() -> None:
     assert costs.decode_step_s_per_sequence == pytest.approx(D1, rel=0.2)
 
 
+def test_decode_step_is_right_although_others_prefill_in_between() -> None:
+    requests = []
+    for i in range(40):
+        at = 100.0 * i
+        other = served(at + 1.0, 3000, id_=f"o{i}", output=2)
+        disturbed = served(at, 500, output=60)
+        pause = other.first_s - other.at_s  # one long step instead of a short one
+        requests += [other, disturbed._replace(end_s=disturbed.end_s + pause - D0)]
+    assert run(requests).costs().decode_step_s == pytest.approx(D0, rel=0.03)
+
+
+def test_answers_that_are_not_streamed_do_not_hide_the_others() -> None:
+    requests = alone(20)
+    start = requests[-1].end_s + 100
+    for i in range(30):
+        at = start + 100 * i
+        requests += [served(at, 1000, output=50, id_=f"w{i}", streamed=False), served(at + 0.8, 300, output=5, id_=f"s{i}")]
+    clean = [c for c in judged(requests) if c.served.id.startswith("s")]
+    assert all(c.prefill_alone for c in clean)
+    assert len(clean) == 30
+
+
 def test_follows_a_replica_that_became_slower() -> None:
     fast = alone(50)
     start = fast[-1].end_s + 100
@@ -121,7 +155,8 @@ def test_figures_of_an_earlier_agent_stand_until_there_are_own_ones() -> None:
 
 
 def test_failed_requests_are_ignored_but_still_disturb_others() -> None:
-    timeline, model = Timeline(), CostModel()
+    model = CostModel()
+    timeline = Timeline(model.prefill_s)
     timeline.arrived("ok", 0.0)
     timeline.arrived("bad", 0.1)
     assert timeline.ended(Served("bad", 0.1, 0.0, 1.0, 0, 0, 0, True)) == []  # what ran beside it is not over
@@ -132,7 +167,7 @@ def test_failed_requests_are_ignored_but_still_disturb_others() -> None:
 
 
 def test_a_request_is_judged_only_when_all_that_overlap_are_over() -> None:
-    timeline = Timeline()
+    timeline = Timeline(lambda served: 0.0)
     timeline.arrived("long", 0.0)
     timeline.arrived("short", 1.0)
     assert timeline.ended(served(1.0, 100, id_="short")) == []
@@ -144,7 +179,7 @@ def test_a_request_is_judged_only_when_all_that_overlap_are_over() -> None:
 
 
 def test_memory_stays_bounded_when_ends_never_come() -> None:
-    timeline = Timeline()
+    timeline = Timeline(lambda served: 0.0)
     for i in range(20_000):
         timeline.arrived(str(i), float(i))
         timeline.ended(served(float(i), 10, id_=f"x{i}"))
