@@ -11,7 +11,7 @@ from prefixpool import names
 from prefixpool_router import verdict
 from prefixpool_router.paths import Api
 from prefixpool_router.stream import ChunkReader
-from prefixpool_router.upstream import SilentError, UnansweredError
+from prefixpool_router.upstream import UnansweredError
 
 _MAX_WHOLE_BYTES: Final = 32 << 20  # a longer answer is relayed as it comes, without the cached-tokens header
 _ROLE_GRACE_S: Final = 0.01  # how long a bare role chunk waits for what engines send together with it
@@ -45,15 +45,11 @@ class Answer:
         self.is_stream = response.headers.get("Content-Type", "").startswith("text/event-stream")
 
 
-async def open_answer(api: Api, response: aiohttp.ClientResponse, *, silence_s: float) -> Answer:
+async def open_answer(api: Api, response: aiohttp.ClientResponse) -> Answer:
     """Raises UnansweredError. The response is closed then, and on cancellation: that frees the engine at once."""
     answer = Answer(response)
     try:
-        async with asyncio.timeout(silence_s):
-            await _read_opening(api, answer)
-    except TimeoutError as error:
-        response.close()
-        raise SilentError(f"nothing came within {silence_s:g} s") from error
+        await _read_opening(api, answer)
     except BaseException:
         response.close()
         raise

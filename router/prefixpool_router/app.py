@@ -11,7 +11,7 @@ import socket
 import traceback
 from typing import Final
 
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
 
 from prefixpool.errors import Dialect, RequestError
 from prefixpool_router import headers
@@ -49,6 +49,7 @@ class Edge:
         self._admission = Admission(
             limit=settings.max_inflight, queue=settings.max_queued, deadline_s=settings.queue_timeout_s
         )
+        self.port = 0  # of the listener, once started
         self._closing = False
         self._open = 0
         self._idle = asyncio.Event()
@@ -59,7 +60,7 @@ class Edge:
     async def start(self, *, sock: socket.socket | None = None, reuse_port: bool = False) -> None:
         """Listen, on the settings' address or on a socket that is bound already. Raises OSError."""
         loop = asyncio.get_running_loop()
-        self._upstream = Upstream(connect_s=self._settings.connect_timeout_s, silence_s=self._settings.silence_timeout_s)
+        self._upstream = Upstream(connect_s=self._settings.connect_timeout_s)
         self._proxy = Proxy(self._dispatcher, self._upstream, self._metrics, self._settings)
         self._server = ClientServer(
             self.handle, idle_s=self._settings.idle_timeout_s, unread_s=self._settings.write_timeout_s
@@ -72,13 +73,8 @@ class Edge:
             backlog=_BACKLOG,
             reuse_port=reuse_port or None,
         )
+        self.port = int(self._listener.sockets[0].getsockname()[1])
         self._watcher = loop.create_task(self._watch_files(), name="edge files")
-
-    @property
-    def port(self) -> int:
-        """The port that clients connect to, once started."""
-        port: int = self._listener.sockets[0].getsockname()[1]
-        return port
 
     @property
     def open_requests(self) -> int:
@@ -122,7 +118,7 @@ class Edge:
         started_s = asyncio.get_running_loop().time()
         try:
             try:
-                found = route(request.rel_url.raw_path, engine_store=self._settings.engine_store)
+                found = route(request.raw_path.partition("?")[0], engine_store=self._settings.engine_store)
                 api = found.api
                 response = await self._answer(Arrived(request, found, request_id, started_s, self._closing))
             except RequestError as error:
@@ -141,6 +137,8 @@ class Edge:
                 self._idle.set()
 
     async def _answer(self, arrived: Arrived) -> web.StreamResponse:
+        if arrived.request.version not in (HttpVersion10, HttpVersion11):
+            raise RequestError(505, "This server speaks HTTP/1.1.")
         methods = allowed_methods(arrived.route)
         if arrived.request.method == "OPTIONS":
             return web.Response(status=204, headers={"Allow": ", ".join(methods)})
@@ -149,8 +147,11 @@ class Edge:
         exchange = await self._intake.read(arrived)
         if arrived.request.method in ("GET", "HEAD"):
             return await self._proxy.serve(exchange)
-        async with self._admission.admit():
+        await self._admission.enter()
+        try:
             response = await self._proxy.serve(exchange)
+        finally:
+            self._admission.leave()
         self._metrics.answer_seconds.labels(exchange.api.value).observe(exchange.age_s())
         return response
 
@@ -158,7 +159,7 @@ class Edge:
         if request.writer.output_size > 0:  # nothing sensible can follow what was sent
             raise ConnectionError("the answer had begun") from error
         self._metrics.rejected.labels(str(error.status)).inc()
-        response = refusal(error, Dialect.of_path(request.rel_url.raw_path), request_id)
+        response = refusal(error, Dialect.of_path(request.raw_path), request_id)
         if self._closing or error.status in (408, 413):
             response.force_close()
         return response

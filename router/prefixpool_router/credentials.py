@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from prefixpool.errors import SettingsError
 from prefixpool_router.auth import Grant, KeyRing, scope_salt
 from prefixpool_router.settings import RouterSettings
 from prefixpool_router.watched_file import WatchedFile
+
+_ANYBODY: Final = Grant("")
 
 
 class Credentials:
@@ -38,7 +41,7 @@ class Credentials:
 
     def check(self, headers: Mapping[str, str]) -> Grant:
         """Whose request this is. Raises RequestError 401; without a key file everybody is in one scope."""
-        return self._keys.value.check(headers) if self._keys is not None else Grant("")
+        return self._keys.value.check(headers) if self._keys is not None else _ANYBODY
 
     def salt(self, grant: Grant, client_salt: object) -> str:
         """The `cache_salt` to send; "" = none. `client_salt`: from the body, heeded only where the key allows it."""

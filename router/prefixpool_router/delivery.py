@@ -19,6 +19,7 @@ from prefixpool_router.stream import Watchdog, watch
 from prefixpool_router.upstream import SilentError, UnansweredError
 from prefixpool_router.usage import UNKNOWN, StreamMeter, Usage, usage_of_answer
 
+_BUFFERED_BYTES: Final = 1 << 15  # what a connection takes without waiting for its client
 _CLIENT_GONE: Final = "the client went away"
 
 
@@ -65,7 +66,7 @@ class Delivery:
         response = web.Response(status=status, reason=self._answer.response.reason, body=body, headers=fields)
         self._exchange.announce_close(response)
         try:
-            async with asyncio.timeout(self._write_s):
+            async with asyncio.timeout(self._write_s if len(body) > _BUFFERED_BYTES else None):
                 await response.prepare(self._exchange.request)
                 await response.write_eof()
         except TimeoutError:

@@ -43,7 +43,7 @@ class Exchange:
         self.routed = routed
         self.headers = headers  # for the engine
         self.withhold = withhold  # it was the router that asked for the usage chunk, not the client
-        self.target = arrived.request.rel_url.raw_path_qs
+        self.target = arrived.request.raw_path
         self.dialect = Dialect.of_path(routed.path)
         self.repeatable = True  # False once a body that nobody kept is on its way to an engine
         self.refusal: RequestError | None = None  # what was wrong with a body that was being passed on

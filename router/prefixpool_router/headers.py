@@ -38,6 +38,7 @@ _NOT_UP: Final = _HOP_BY_HOP | {
     "x-vllm-priority",
     "x-data-parallel-rank",
 }
+_NOT_UP_READ: Final = _NOT_UP | {"accept-encoding"}  # where the answer's usage is read, it must come as it is
 _NOT_DOWN: Final = _HOP_BY_HOP | {
     names.H_REPLICA,
     names.H_REASON,
@@ -66,11 +67,11 @@ def request_id(headers: Mapping[str, str]) -> str:
 
 def for_engine(headers: Mapping[str, str], *, api: Api, request_id: str, engine_key: str, priority_allowed: bool) -> Fields:
     """What an engine gets of a client's headers. Its length header is left to the HTTP client."""
-    drop = _NOT_UP | _named_by_connection(headers)
-    if api is not Api.OTHER:
-        drop |= {"accept-encoding"}  # the answer's usage is read, so it must come as it is
+    drop = _NOT_UP if api is Api.OTHER else _NOT_UP_READ
     if priority_allowed:
         drop -= {"x-vllm-priority"}
+    if "connection" in headers:
+        drop |= _named_by_connection(headers["connection"])
     out: Fields = CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in drop)
     out[REQUEST_ID] = request_id
     if engine_key:
@@ -80,14 +81,13 @@ def for_engine(headers: Mapping[str, str], *, api: Api, request_id: str, engine_
 
 def for_client(headers: Mapping[str, str], own: Mapping[str, str]) -> Fields:
     """What a client gets of an engine's headers, and the router's `own`."""
-    drop = _NOT_DOWN | _named_by_connection(headers)
+    drop = _NOT_DOWN
+    if "connection" in headers:
+        drop |= _named_by_connection(headers["connection"])
     out: Fields = CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in drop)
     out.update(own)
     return out
 
 
-def _named_by_connection(headers: Mapping[str, str]) -> frozenset[str]:
-    listed = headers.get("connection")
-    if listed is None:
-        return frozenset()
+def _named_by_connection(listed: str) -> frozenset[str]:
     return frozenset(name.strip().lower() for name in listed.split(","))

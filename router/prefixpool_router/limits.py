@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
 from aiohttp import web
@@ -31,17 +30,21 @@ class Admission:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    @asynccontextmanager
-    async def admit(self) -> AsyncIterator[None]:
-        """Raises RequestError 429 with Retry-After if the queue is full or the deadline passes."""
+    async def enter(self) -> None:
+        """Take a place, to be given back by `leave`. Raises RequestError 429 if the queue is full or the deadline passes."""
         if self._limit and self.inside >= self._limit:
-            await self._wait()  # whoever leaves hands over its place: `inside` already counts us
+            await self._wait()  # whoever leaves hands its place over: `inside` counts us already
         else:
             self.inside += 1
-        try:
-            yield
-        finally:
-            self._leave()
+
+    def leave(self) -> None:
+        """Give the place to whoever waits longest."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self.inside -= 1
 
     async def _wait(self) -> None:
         if self.waiting >= self._queue:
@@ -53,20 +56,12 @@ class Admission:
                 await turn
         except BaseException as error:  # cancellation too: a place that was handed over meanwhile must go on to the next
             if turn.done() and not turn.cancelled():
-                self._leave()
+                self.leave()
             elif turn in self._waiting:
                 self._waiting.remove(turn)
             if isinstance(error, TimeoutError):
                 raise _too_many("The pool is at its limit; no place became free in time.") from None
             raise
-
-    def _leave(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self.inside -= 1
 
 
 class BodyLimits(NamedTuple):
@@ -78,6 +73,9 @@ class BodyLimits(NamedTuple):
 
 async def read_body(request: web.BaseRequest, limits: BodyLimits) -> bytes:
     """The whole body. Raises RequestError 413 as soon as it is known to be too large, 408 if it is not there in time."""
+    if request.content.is_eof():  # it came with the head, as short ones do: no deadline is needed
+        check_declared(request, limits)
+        return await request.content.read()
     pieces = [piece async for piece in arriving(request, limits)]
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 

@@ -75,4 +75,6 @@ def allowed_methods(route: Route) -> tuple[str, ...]:
 def _ambiguous(path: str) -> bool:
     # A trailing slash makes engines redirect to themselves, which would tell clients an internal address.
     parts = path.split("/")[1:]
-    return any(part in ("", ".", "..") for part in parts) or any(ord(c) < 0x20 for c in path) or "\\" in path
+    return (
+        any(part in ("", ".", "..") for part in parts) or any(ord(c) < 0x20 for c in path) or any(c in path for c in "\\#?")
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from aiohttp import web
@@ -60,8 +61,12 @@ class Proxy:
 
     async def _attempt(self, exchange: Exchange, dispatch: Dispatch) -> Answer:
         url = target(dispatch.engine_url, exchange.target)
-        response = await self._upstream.send(exchange.request.method, url, exchange.headers, exchange.body())
-        return await open_answer(exchange.api, response, silence_s=self._silence_s)
+        try:
+            async with asyncio.timeout(self._silence_s):
+                response = await self._upstream.send(exchange.request.method, url, exchange.headers, exchange.body())
+                return await open_answer(exchange.api, response)
+        except TimeoutError as error:
+            raise SilentError(f"no answer began within {self._silence_s:g} s") from error
 
     async def _deliver(self, exchange: Exchange, dispatch: Dispatch, answer: Answer) -> web.StreamResponse:
         delivery = Delivery(

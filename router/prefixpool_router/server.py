@@ -15,7 +15,7 @@ from prefixpool.errors import Dialect, RequestError, error_body
 
 _log = logging.getLogger(__name__)
 
-_LINGER_S: Final = 2.0  # reading on after a refusal, so that a client that is still sending sees it
+_LINGER_S: Final = 1.0  # reading on after a refusal, so that a client that is still sending sees it
 _PROBE_IDLE_S: Final = 30  # a client that vanished without a word is noticed within about this time plus 10 s
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import socket
 from collections.abc import AsyncIterator
@@ -72,11 +71,9 @@ class Whole(Payload):
 
 
 class Upstream:
-    """Owns the session; `close` it in the loop that made it. `connect_s`: to reach an engine; `silence_s`: how long one may
-    take to begin its answer."""
+    """Owns the session; `close` it in the loop that made it. `connect_s`: deadline to reach an engine."""
 
-    def __init__(self, *, connect_s: float, silence_s: float) -> None:
-        self._silence_s = silence_s
+    def __init__(self, *, connect_s: float) -> None:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=0,
@@ -98,15 +95,14 @@ class Upstream:
     async def send(
         self, method: str, url: URL, headers: CIMultiDict[str], body: bytes | AsyncIterator[bytes] | None
     ) -> aiohttp.ClientResponse:
-        """The head of the answer, and its body as it comes. Raises RefusedError, ResetError or SilentError."""
+        """The head of the answer, and its body as it comes. Raises RefusedError or ResetError; has no deadline."""
         data: Any = Whole(body) if isinstance(body, bytes) else body
         try:
-            async with asyncio.timeout(self._silence_s):
-                return await self._session.request(method, url, headers=headers, data=data, allow_redirects=False)
+            return await self._session.request(method, url, headers=headers, data=data, allow_redirects=False)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise RefusedError from error
-        except TimeoutError as error:
-            raise SilentError(f"no answer began within {self._silence_s:g} s") from error
+        except TimeoutError:
+            raise
         except (aiohttp.ClientError, OSError) as error:
             raise ResetError from error
 

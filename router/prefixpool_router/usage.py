@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 _MARK: Final = b'"usage"'
+_TOLD: Final = re.compile(rb'"usage"\s*:\s*\{')  # some engines say `"usage":null` in every chunk
 _END_OF_EVENT: Final = re.compile(rb"\r?\n\r?\n")
 _DATA: Final = re.compile(rb"^data:", re.MULTILINE)
 _HAS_CHOICE: Final = re.compile(rb'"choices"\s*:\s*\[\s*[^\]\s]')
@@ -106,7 +107,7 @@ class StreamMeter:
         self._withhold = withhold
         self._event = b""  # the unfinished event so far
         self._sent = 0  # how much of it the client has
-        self._last = b""  # the last event that mentioned usage
+        self._last = b""  # the last event that told usage
 
     def feed(self, chunk: bytes) -> bytes:
         if not self._event and chunk.endswith(b"\n\n") and _MARK not in chunk:
@@ -149,7 +150,7 @@ class StreamMeter:
         return self._withhold and sent == 0 and len(rest) <= _MAX_EVENT_BYTES and not _HAS_CHOICE.search(rest)
 
     def _is_withheld(self, event: bytes, sent: int) -> bool:
-        if _MARK not in event:
+        if not _TOLD.search(event):
             return False
         if not self._withhold or sent:
             self._last = event
