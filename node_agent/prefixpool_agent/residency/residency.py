@@ -160,6 +160,11 @@ class Residency:
         if session.last is not None:
             self._dirty[session.id] = None
 
+    def predicted(self, id_: str) -> int:
+        """Cached tokens expected when the request arrived; 0 once it is finished with, or if nothing is known of it."""
+        session = self._sessions.get(id_)
+        return (session.predicted or 0) if session else 0
+
     def end(self, note: End) -> Finished | None:
         """The answer is over. None if this end was told before."""
         session = self._sessions.open(note.id)
