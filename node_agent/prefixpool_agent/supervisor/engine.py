@@ -22,7 +22,7 @@ from prefixpool_agent.supervisor.state import EngineState, Phase
 KILL_AFTER_S: Final = 5.0  # behind the engine's own time to stop
 _STARTING_TICK_S: Final = 0.1
 _TICK_S: Final = 1.0
-_SHM_STARTING_S: Final = 2.0
+_SHM_STARTING_S: Final = 0.5
 _SHM_S: Final = 10.0
 _SOCKETS: Final = (names.RUN_KV_PUB, names.RUN_KV_REPLAY)
 _log = logging.getLogger(__name__)

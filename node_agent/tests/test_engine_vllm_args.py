@@ -1,0 +1,162 @@
+"""vLLM's argument list and environment."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from prefixpool.errors import SettingsError
+from prefixpool_agent.engines.base import EngineSpec, Host, core_list
+from prefixpool_agent.engines.sim import sim_spec
+from prefixpool_agent.engines.vllm import vllm_spec
+from prefixpool_agent.settings import Device, EngineKind, WorkerSettings
+
+HOST = Host(python="/py", cores=(0, 1), weight_bytes=1_000_000_000)
+
+
+def settings(**changes: Any) -> WorkerSettings:
+    given = {"replica": "p-0", "run_dir": "/run/p", "model": "/models/smol", "engine_key_file": "/key", "device": Device.CPU}
+    return WorkerSettings(**{**given, **changes})
+
+
+def option(spec: EngineSpec, flag: str) -> str:
+    at = spec.argv.index(flag)
+    assert spec.argv.count(flag) == 1
+    return spec.argv[at + 1]
+
+
+def test_what_the_pool_relies_on_is_set() -> None:
+    spec = vllm_spec(settings(), HOST)
+    assert spec.argv[:3] == ("/py", "-m", "vllm.entrypoints.openai.api_server")
+    assert option(spec, "--served-model-name") == spec.served_model_name == "smol"
+    assert option(spec, "--middleware") == "prefixpool_agent.gate.Gate"
+    assert {"--enable-prefix-caching", "--enable-prompt-tokens-details", "--enable-request-id-headers"} <= set(spec.argv)
+    assert spec.url == "http://127.0.0.1:8100"
+    assert spec.env["VLLM_API_KEY"] == ""
+    assert spec.env["VLLM_SERVER_DEV_MODE"] == "0"
+
+
+def test_kv_events_never_leave_the_run_directory() -> None:
+    events = json.loads(option(vllm_spec(settings(), HOST), "--kv-events-config"))
+    assert events["endpoint"] == "ipc:///run/p/kv.pub"
+    assert events["replay_endpoint"] == "ipc:///run/p/kv.replay"
+    assert events["enable_kv_cache_events"] is True
+
+
+def test_cpu_uses_all_its_cores_and_a_bounded_cache() -> None:
+    spec = vllm_spec(settings(), HOST)
+    assert spec.env["VLLM_CPU_OMP_THREADS_BIND"] == "0-1"
+    assert option(spec, "--kv-cache-memory-bytes") == str(1 << 30)
+    assert option(spec, "--block-size") == "32"
+    assert vllm_spec(settings(cpu_cores="1"), HOST).env["VLLM_CPU_OMP_THREADS_BIND"] == "1"
+
+
+def test_cuda_leaves_memory_and_threads_to_the_engine() -> None:
+    spec = vllm_spec(settings(device=Device.CUDA, memory_utilization_percent=85), HOST)
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in spec.env
+    assert "--kv-cache-memory-bytes" not in spec.argv
+    assert option(spec, "--gpu-memory-utilization") == "0.85"
+    assert option(spec, "--block-size") == "16"
+
+
+def test_block_size_that_vllm_refuses_on_cpu_is_refused_before_the_start() -> None:
+    with pytest.raises(SettingsError, match="multiple of 32"):
+        vllm_spec(settings(block_tokens=16), HOST)
+
+
+def test_deadline_grows_with_the_weights() -> None:
+    small = vllm_spec(settings(), HOST).startup_timeout_s
+    large = vllm_spec(settings(), HOST._replace(weight_bytes=10_000_000_000)).startup_timeout_s
+    unknown = vllm_spec(settings(), HOST._replace(weight_bytes=None)).startup_timeout_s
+    assert small == 300 + 20
+    assert large == 300 + 200
+    assert unknown > large
+    assert vllm_spec(settings(startup_timeout_s=7), HOST).startup_timeout_s == 7
+
+
+def test_model_by_name_may_be_downloaded_a_folder_never() -> None:
+    assert vllm_spec(settings(), HOST).env["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in vllm_spec(settings(model="org/name"), HOST._replace(weight_bytes=None)).env
+
+
+def test_listening_everywhere_is_reached_on_loopback() -> None:
+    assert vllm_spec(settings(host="0.0.0.0"), HOST).url == "http://127.0.0.1:8100"
+    assert vllm_spec(settings(host="::1"), HOST).url == "http://[::1]:8100"
+
+
+def test_harmless_extra_arguments_are_passed_on() -> None:
+    spec = vllm_spec(settings(engine_args="--seed -1 --max-num-batched-tokens 512 --hf-overrides '{\"a\": 1}' -q awq"), HOST)
+    assert spec.argv[-8:] == ("--seed", "-1", "--max-num-batched-tokens", "512", "--hf-overrides", '{"a": 1}', "-q", "awq")
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--port 1",
+        "--port=1",
+        "--host=0.0.0.0",
+        "--api-key x",
+        "--api_key=x",
+        "--middleware a.B",
+        "--kv-events-config '{}'",
+        "--kv_events_config={}",
+        "--kv-events-config.endpoint=tcp://*:1",
+        "--kv-events-config.topic x",
+        "--served-model-name+ x",
+        "--served_model_name x",
+        "--no-enable-prefix-caching",
+        "--no_enable_prefix_caching",
+        "--no-enable-prompt-tokens-details",
+        "--config f.yaml",
+        "--shutdown-timeout 30",
+        "--root-path /x",
+        "--uds /s",
+        "--ssl-keyfile k",
+        "--enable-log-requests",
+        "--data-parallel-size 2",
+        "--data_parallel_size=2",
+        "-dp 2",
+        "-dp=2",
+        "-dpl 1",
+        "-tp 2",
+        "-n2",
+        "--nnodes 2",
+        "--kv-ev x",
+        "--middle a.B",
+        "--mo x",
+        "--seed 1 -- --port 2",
+    ],
+)
+def test_arguments_that_undo_ours_are_refused(argument: str) -> None:
+    with pytest.raises(SettingsError, match=r"is refused: .{10,}"):
+        vllm_spec(settings(engine_args=argument), HOST)
+
+
+def test_refusal_says_why_and_what_instead() -> None:
+    with pytest.raises(SettingsError, match=r"--port is refused: the worker sets it, from its setting engine_port"):
+        vllm_spec(settings(engine_args="--port=1"), HOST)
+    with pytest.raises(SettingsError, match="run more replicas"):
+        vllm_spec(settings(engine_args="-dp 2"), HOST)
+
+
+def test_unbalanced_quotes_are_a_clear_error() -> None:
+    with pytest.raises(SettingsError, match="No closing quotation"):
+        vllm_spec(settings(engine_args="--a 'b"), HOST)
+
+
+def test_sim_takes_its_own_arguments_and_refuses_ours() -> None:
+    spec = sim_spec(settings(engine=EngineKind.SIM, device_blocks=100, engine_args="--time-scale 0.1"), HOST)
+    assert spec.argv[:3] == ("/py", "-m", "prefixpool_agent.sim.main")
+    assert option(spec, "--num-gpu-blocks-override") == "100"
+    assert spec.argv[-2:] == ("--time-scale", "0.1")
+    with pytest.raises(SettingsError, match="refused"):
+        sim_spec(settings(engine_args="--middleware x.Y"), HOST)
+
+
+@pytest.mark.parametrize(
+    ("cores", "text"), [((), ""), ((3,), "3"), ((0, 1), "0-1"), ((5, 1, 2, 0), "0-2,5"), ((0, 2), "0,2")]
+)
+def test_core_lists(cores: tuple[int, ...], text: str) -> None:
+    assert core_list(cores) == text

@@ -1,0 +1,59 @@
+"""Reading vLLM's metrics. The samples are lines of vLLM 0.32."""
+
+from __future__ import annotations
+
+from prefixpool_agent.engines.metrics import CacheConfig, EngineLoad, parse_load
+
+SAMPLE = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="smol"} 3.0
+vllm:num_requests_waiting{engine="0",model_name="smol"} 2.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="smol",reason="capacity"} 40.0
+vllm:kv_cache_usage_perc{engine="0",model_name="smol"} 0.25
+vllm:num_preemptions_total{engine="0",model_name="smol"} 1.0
+vllm:num_preemptions_created{engine="0",model_name="smol"} 1.79e+09
+vllm:prompt_tokens_total{engine="0",model_name="smol"} 1.2345678e+07
+vllm:prompt_tokens_cached_total{engine="0",model_name="smol"} 99.0
+vllm:cache_config_info{_block_size_resolved="True",block_size="32",engine="0",num_gpu_blocks="321",x_num_gpu_blocks="7"} 1.0
+"""
+
+
+def test_vllms_text_is_read() -> None:
+    assert parse_load(SAMPLE) == EngineLoad(
+        running=3,
+        waiting=2,
+        kv_usage=0.25,
+        preemptions=1,
+        prompt_tokens=12_345_678,
+        cached_tokens=99,
+        cache=CacheConfig(block_tokens=32, blocks=321),
+    )
+
+
+def test_the_null_block_holds_nothing() -> None:
+    cache = parse_load(SAMPLE).cache
+    assert cache is not None
+    assert cache.usable_blocks == 320
+
+
+def test_engines_of_one_server_add_up_and_the_fullest_counts() -> None:
+    text = SAMPLE + 'vllm:num_requests_running{engine="1"} 4.0\nvllm:kv_cache_usage_perc{engine="1"} 0.5\n'
+    load = parse_load(text)
+    assert (load.running, load.kv_usage) == (7, 0.5)
+
+
+def test_first_and_last_line_of_the_text_count() -> None:
+    assert parse_load("vllm:num_requests_running 2").running == 2
+
+
+def test_model_names_with_quotes_and_spaces_do_not_disturb() -> None:
+    text = 'vllm:cache_config_info{model_name="a \\"b\\" , block_size=\\"9\\"",block_size="16",num_gpu_blocks="5"} 1.0'
+    assert parse_load(text).cache == CacheConfig(block_tokens=16, blocks=5)
+
+
+def test_nonsense_counts_as_nothing() -> None:
+    text = "vllm:num_requests_running{} NaN\nvllm:num_requests_waiting{} +Inf\nvllm:kv_cache_usage_perc{} x\n"
+    assert parse_load(text) == EngineLoad()
+    assert parse_load("") == EngineLoad()
+    assert parse_load('vllm:cache_config_info{block_size="None",num_gpu_blocks="None"} 1.0').cache is None

@@ -1,0 +1,80 @@
+"""From the worker's flags to what the supervisor runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from prefixpool.errors import SettingsError
+from prefixpool.settings import parse
+from prefixpool_agent import worker
+from prefixpool_agent.engines.base import Host
+from prefixpool_agent.settings import AGENT_PREFIX, AgentSettings
+from prefixpool_agent.supervisor.plan import PlanError, read_plan
+
+HOST = Host(python="/py", cores=(0,), weight_bytes=1)
+
+
+def flags(tmp_path: Path, *more: str) -> list[str]:
+    key = tmp_path / "key"
+    key.write_text("k\n")
+    own = ["--replica", "p-0", "--run-dir", str(tmp_path / "r"), "--model", "/m/smol", "--engine-key-file", str(key)]
+    return [*own, "--device", "cpu", *more]
+
+
+def test_agent_reads_back_exactly_what_the_worker_derived(tmp_path: Path) -> None:
+    settings = worker.read_settings(flags(tmp_path, "--engine-port", "9000", "--max-inflight", "7"), {})
+    plan = worker.worker_plan(settings, HOST)
+    agent = parse(AgentSettings, [], plan.agent.env, prefix=AGENT_PREFIX, parser=argparse.ArgumentParser())
+    assert agent == worker.agent_settings(settings, worker.engine_spec(settings, HOST))
+    assert (agent.engine_url, agent.max_inflight, agent.served_model_name) == ("http://127.0.0.1:9000", 7, "smol")
+
+
+def test_plan_survives_the_file(tmp_path: Path) -> None:
+    plan = worker.worker_plan(worker.read_settings(flags(tmp_path), {}), HOST)
+    path = worker._write_plan(plan)
+    assert read_plan(path) == plan
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert plan.run_dir.stat().st_mode & 0o777 == 0o700
+
+
+def test_words_behind_two_dashes_go_to_the_engine(tmp_path: Path) -> None:
+    argv = flags(tmp_path, "--engine-args", "--seed 3", "--", "--hf-overrides", '{"a": 1}')
+    plan = worker.worker_plan(worker.read_settings(argv, {}), HOST)
+    assert plan.engine.argv[-4:] == ("--seed", "3", "--hf-overrides", '{"a": 1}')
+
+
+def test_environment_may_replace_flags(tmp_path: Path) -> None:
+    assert worker.read_settings(flags(tmp_path), {"PREFIXPOOL_WORKER_MAX_NUM_SEQS": "5"}).max_num_seqs == 5
+
+
+def test_long_run_directory_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    settings = worker.read_settings([*flags(tmp_path), "--run-dir", "/" + "x" * 100], {})
+    with pytest.raises(SettingsError, match="too long for unix sockets"):
+        worker._check_files(settings)
+
+
+def test_missing_or_empty_key_is_refused(tmp_path: Path) -> None:
+    settings = worker.read_settings(flags(tmp_path), {})
+    (tmp_path / "key").write_text("\n")
+    with pytest.raises(SettingsError, match="is empty"):
+        worker._check_files(settings)
+    (tmp_path / "key").unlink()
+    with pytest.raises(SettingsError, match="No such file"):
+        worker._check_files(settings)
+
+
+def test_output_goes_to_the_container_if_files_are_not_wanted(tmp_path: Path) -> None:
+    plan = worker.worker_plan(worker.read_settings(flags(tmp_path, "--log-files", "false"), {}), HOST)
+    assert (plan.engine.log, plan.agent.log) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"run_dir": "/r", "engine": {"argv": []}, "agent": {}}', '{"run_dir": 1}']
+)
+def test_broken_plans_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "worker.json").write_text(text)
+    with pytest.raises(PlanError, match=r"worker\.json"):
+        read_plan(tmp_path / "worker.json")
