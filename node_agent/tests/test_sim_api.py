@@ -19,6 +19,7 @@ SETTINGS = SimSettings(
     model="m", served_model_name=("m", "alias"), max_model_len=4096, num_gpu_blocks_override=200, time_scale=0
 )
 CHAT = "/v1/chat/completions"
+X_TOKEN = 1 << 28 | ord("x")
 LONG = [{"role": "user", "content": " ".join(f"word{i}" for i in range(60))}]
 
 
@@ -210,6 +211,8 @@ async def test_prompt_lists_give_one_choice_each(session: aiohttp.ClientSession)
         ({"prompt": "x", "cache_salt": ""}, 400, "cache_salt"),
         ({"prompt": "x", "n": 0}, 400, "n must be at least 1"),
         ({"prompt": "x", "min_tokens": 9, "max_tokens": 3}, 400, "min_tokens"),
+        ({"prompt": ["x", ""]}, 400, "cannot be empty"),
+        ({"prompt": [X_TOKEN] * 4096}, 400, "max_tokens must be at least 1, got 0"),
         ({"prompt": "x" * 100_000}, 400, "maximum context length is 4096"),
         ({"prompt": {"a": 1}}, 400, "validation error"),
     ],
@@ -332,3 +335,14 @@ async def test_many_streams_at_once_are_each_complete_and_correct(session: aioht
     texts = await asyncio.gather(*map(one, range(100)))
     assert [texts[i] for i in range(100)] == [texts[i % 7] for i in range(100)]
     assert len(set(texts)) == 7
+
+
+async def test_a_fault_in_the_engine_ends_requests_and_server_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Any) -> Any:
+        raise RuntimeError("a bug, as it were")
+
+    async with running(SETTINGS) as (server, url), aiohttp.ClientSession(url) as session:
+        monkeypatch.setattr(server.serving.engine.scheduler, "sample", broken)
+        answer = await post(session, CHAT, {"messages": LONG, "max_tokens": 3})
+        assert answer["choices"][0]["finish_reason"] == "abort"
+        assert server.serving.engine.failed.is_set()

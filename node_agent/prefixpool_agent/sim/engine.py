@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from typing import NamedTuple
@@ -13,6 +14,8 @@ from prefixpool_agent.sim.metrics import SimMetrics
 from prefixpool_agent.sim.scheduler import Scheduler, Step
 from prefixpool_agent.sim.sequence import Limits, Scope, Sequence
 from prefixpool_agent.sim.timing import TimingModel
+
+_log = logging.getLogger(__name__)
 
 
 class Ask(NamedTuple):
@@ -105,6 +108,7 @@ class Engine:
         self._streams: dict[Sequence, _Stream] = {}
         self._wake = asyncio.Event()
         self._closed = False
+        self.failed = asyncio.Event()
 
     def submit(self, *asks: Ask) -> Generation:
         """Queue prompts; the outputs of all their replies come from the returned generation, numbered through."""
@@ -142,6 +146,15 @@ class Engine:
             self.abort(stream.generation, counted=True)
 
     async def run(self) -> None:
+        """Until cancelled. If it ends otherwise `failed` is set, and whoever waits is told."""
+        try:
+            await self._run()
+        except Exception:  # noqa: BLE001 - a fault of the scheduler must not leave clients waiting for ever
+            _log.exception("engine loop failed")
+            self.failed.set()
+            self.close()
+
+    async def _run(self) -> None:
         """Step for as long as there is work. A step's outputs and events appear when its time is over."""
         loop = asyncio.get_running_loop()
         while True:

@@ -26,6 +26,8 @@ def main() -> None:
         sys.exit(f"prefixpool-sim: {error}")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(server.serve())
+    if server.serving.engine.failed.is_set():
+        sys.exit("prefixpool-sim: the engine has failed")
 
 
 if __name__ == "__main__":

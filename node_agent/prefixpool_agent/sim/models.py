@@ -64,6 +64,8 @@ class Plain:
         return document({"object": "list", "created": int(time.time()), "model": model, "data": data, "usage": usage})
 
     def health(self, _: Call) -> Answer:
+        if self._serving.engine.failed.is_set():
+            raise ApiError(503, "the engine has failed", kind="Service Unavailable")
         return text(b"", b"text/plain; charset=utf-8")
 
     def version(self, _: Call) -> Answer:

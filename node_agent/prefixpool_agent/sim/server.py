@@ -67,7 +67,7 @@ def _load(path: str) -> Callable[[Any], Any]:
 
 
 class SimServer(uvicorn.Server):
-    """Ends like vLLM: `stop()` aborts running requests, which are answered with `finish_reason` abort."""
+    """Ends like vLLM: when its engine fails, or by `stop()`, which answers running requests with `finish_reason` abort."""
 
     def __init__(self, settings: SimSettings, *, dev_mode: bool = True, handle_signals: bool = False) -> None:
         """Raises SettingsError. `handle_signals`: SIGTERM and SIGINT stop the server, which then returns."""
@@ -98,7 +98,11 @@ class SimServer(uvicorn.Server):
     async def main_loop(self) -> None:
         """Instead of uvicorn's, which wakes up ten times a second."""
         await self.on_tick(0)  # sets the default headers
-        await self._stopping.wait()
+        ends = [asyncio.create_task(event.wait()) for event in (self._stopping, self.serving.engine.failed)]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for task in ends:
+            task.cancel()
+        await asyncio.gather(*ends, return_exceptions=True)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

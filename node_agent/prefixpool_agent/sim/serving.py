@@ -100,21 +100,25 @@ class Serving:
         replies: int = 1,
     ) -> Ask:
         """Checks everything that can be refused; `engine.submit` takes the result."""
+        if not prompt:
+            raise ApiError(400, "The decoder prompt cannot be empty")
         room = self._room(prompt)
-        _check_limits(request, max_tokens, replies)
+        most = room if max_tokens is None else min(max_tokens, room)
+        _check_limits(request, most, replies)
         limits = Limits(
-            max_tokens=room if max_tokens is None else min(max_tokens, room),
+            max_tokens=most,
             min_tokens=request.min_tokens or 0,
             ignore_eos=bool(request.ignore_eos),
             stop_tokens=frozenset(request.stop_token_ids or ()),
         )
         stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
         seed = request.seed if request.temperature != 0 else None
-        return Ask(prompt, limits, self._scope(request, call), stops, replies, seed)
+        return Ask(prompt, limits, self._scope(request, call), tuple(filter(None, stops)), replies, seed)
 
     def _room(self, prompt: list[int]) -> int:
+        """Tokens that a reply may have; 0 for a prompt that just fits, which vLLM refuses as `max_tokens` of 0."""
         if len(prompt) <= self.max_model_len:
-            return self.max_model_len - len(prompt) or 1
+            return self.max_model_len - len(prompt)
         raise ApiError(
             400,
             f"This model's maximum context length is {self.max_model_len} tokens. However, your prompt contains at least "
@@ -137,8 +141,8 @@ class Serving:
         )
 
 
-def _check_limits(request: Common, max_tokens: int | None, replies: int) -> None:
-    if max_tokens is not None and max_tokens < 1:
+def _check_limits(request: Common, max_tokens: int, replies: int) -> None:
+    if max_tokens < 1:
         raise ApiError(
             400,
             f"max_tokens must be at least 1, got {max_tokens}. (parameter=max_tokens, value={max_tokens})",
@@ -149,7 +153,7 @@ def _check_limits(request: Common, max_tokens: int | None, replies: int) -> None
     if replies > 1 and request.temperature == 0:
         raise ApiError(400, f"n must be 1 when using greedy sampling, got {replies}.")
     least = request.min_tokens or 0
-    if least < 0 or (max_tokens is not None and least > max_tokens):
+    if not 0 <= least <= max_tokens:
         raise ApiError(400, f"min_tokens must be between 0 and max_tokens={max_tokens}, got {least}.")
 
 
