@@ -127,7 +127,12 @@ class Fleet:
         _log.log(
             logging.WARNING if worse else logging.INFO,
             "replica state changed",
-            extra={"replica": replica.name, "usable": verdict.usable, "mode": str(verdict.mode), "why": verdict.why},
+            extra={
+                "replica": replica.name,
+                "usable": verdict.usable,
+                "mode": str(verdict.mode),
+                "why": verdict.why or verdict.mode_why,
+            },
         )
 
     def _place(self, replica: Replica, mode: Mode) -> None:

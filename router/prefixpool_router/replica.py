@@ -24,11 +24,12 @@ DEFAULT_BLOCK_TOKENS: Final = 16  # of engines that nobody tells about: only the
 
 
 class Verdict(NamedTuple):
-    """What follows from all that is known. `why` is empty for a usable replica in precise mode."""
+    """What follows from all that is known."""
 
     usable: bool
     mode: Mode
-    why: str
+    why: str  # it is not usable; "" if it is
+    mode_why: str  # it is not precise, or warming; "" if it is
 
 
 class Watcher(Protocol):
@@ -82,9 +83,9 @@ class Replica:
 
     def verdict(self) -> Verdict:
         """What follows from all that is known now."""
-        mode, why = self._mode()
+        mode, mode_why = self._mode()
         unusable = self._unusable()
-        return Verdict(not unusable, mode, unusable or why)
+        return Verdict(not unusable, mode, unusable, mode_why)
 
     @property
     def mode(self) -> Mode:

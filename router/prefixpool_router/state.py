@@ -12,7 +12,7 @@ from prefixpool_router.replica import Replica
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica as one router process sees it. `why`: the reason for not being usable, or for not being precise."""
+    """One replica as one router process sees it."""
 
     name: str
     engine: str
@@ -20,7 +20,8 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     member_state: MemberState
     usable: bool
     mode: Mode
-    why: str
+    why: str  # it is not usable
+    mode_why: str  # it is not precise, or warming
     account: Account  # how far the agent's account of the cache has come
     engine_state: State | None  # None: no agent says
     epoch: int
@@ -80,6 +81,7 @@ def replica_report(fleet: Fleet, replica: Replica) -> ReplicaReport:
         usable=verdict.usable,
         mode=verdict.mode,
         why=verdict.why,
+        mode_why=verdict.mode_why,
         account=pictures.account,
         engine_state=status.state if status is not None else None,
         epoch=status.epoch if status is not None else 0,

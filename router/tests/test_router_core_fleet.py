@@ -38,7 +38,8 @@ class World:
         return self.fleet.replicas[name]
 
     def verdict(self, name: str = "a") -> tuple[bool, Mode, str]:
-        return self.fleet.verdict(name)
+        usable, mode, why, mode_why = self.fleet.verdict(name)
+        return usable, mode, why or mode_why
 
     def depth(self, replica: Replica) -> int:
         levels = self.knowledge.match(HASHES, 16)
