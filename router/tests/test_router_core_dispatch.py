@@ -1,0 +1,454 @@
+"""Dispatch: bookings and promises that begin at once and end exactly once; retries; the closed loop. No I/O."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections import Counter
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from prefixpool import wire
+from prefixpool.chain import canonical, prefix_chain
+from prefixpool.errors import RequestError
+from prefixpool.policy.base import Reason
+from prefixpool.wire import Mode, State, Tier
+from prefixpool_router.dispatch import FleetDispatch, FleetDispatcher
+from prefixpool_router.dispatch_types import Outcome, RoutedRequest
+from prefixpool_router.explain import DecisionRing
+from prefixpool_router.fleet import Fleet, FleetSettings
+from prefixpool_router.knowledge import CONFIRM_S, Knowledge
+from prefixpool_router.membership import Member
+from prefixpool_router.metrics import RoutingMetrics
+from prefixpool_router.replica import Replica
+
+PATH = "/v1/chat/completions"
+BLOCK = 16
+
+
+class Pool:
+    """A fleet of replicas that are ready, with a dispatcher; the clock is the test's."""
+
+    def __init__(self, *names: str, agents: bool = True, policy: str = "prefix") -> None:
+        self.now = 100.0
+        self.registry = CollectorRegistry()
+        metrics = RoutingMetrics(self.registry)
+        self.fleet = Fleet(Knowledge(64 << 20), metrics, FleetSettings(), lambda: self.now)
+        self.draw = random.Random(1)
+        self.decisions = DecisionRing(64)
+        self.dispatcher = FleetDispatcher(
+            self.fleet, metrics, self.decisions, policy=policy, draw=self.draw.random, wall=lambda: self.now
+        )
+        self.fleet.apply([Member(name=n, engine=f"http://{n}:1", agent=f"http://{n}:2" if agents else None) for n in names])
+        for replica in self.fleet.replicas.values():
+            if agents:
+                self.greet(replica)
+            else:
+                replica.came_up()
+
+    def greet(self, replica: Replica, epoch: int = 1) -> None:
+        replica.welcomed(wire.Welcome(replica=replica.name, epoch=epoch, block_tokens=BLOCK, device_tokens=50_000))
+        replica.status_changed(wire.Status(state=State.READY, epoch=epoch))
+        replica.snapshot_begins(wire.SnapshotBegin(epoch=epoch))
+        replica.snapshot_ended(wire.SnapshotEnd(epoch=epoch))
+
+    def __getitem__(self, name: str) -> Replica:
+        return self.fleet.replicas[name]
+
+    def send(self, request: RoutedRequest, *exclude: str) -> FleetDispatch:
+        return self.dispatcher.dispatch(request, frozenset(exclude))
+
+    def holds(self, name: str, request: RoutedRequest, *, tokens: int) -> None:
+        """The agent publishes the whole prompt of a request as resident."""
+        chain = prefix_chain(content) if (content := canonical(PATH, request.body or {})) else None
+        assert chain is not None
+        depths = array("I", [offset * tokens // chain.total_bytes for offset in chain.offsets])
+        self[name].published(Tier.DEVICE, chain.hashes, depths)
+
+    def later(self, seconds: float) -> None:
+        self.now += seconds
+        self.fleet.tick(0.0)
+
+    @property
+    def inflight(self) -> dict[str, int]:
+        return {name: replica.candidate.inflight for name, replica in self.fleet.replicas.items()}
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(f"prefixpool_router_{name}", labels) or 0.0
+
+
+def chat(*texts: str, **fields: Any) -> RoutedRequest:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+    return RoutedRequest(path=PATH, body={"model": "m", "messages": messages, **fields}, request_id="r")
+
+
+def ok(prompt: int, cached: int | None) -> Outcome:
+    return Outcome(status=200, prompt_tokens=prompt, cached_tokens=cached, output_tokens=5)
+
+
+LONG = "word " * 1600  # 8,000 bytes
+
+
+# -- load and promises count at once
+
+
+def test_a_dispatch_counts_at_once_as_load_and_residency() -> None:
+    pool = Pool("a", "b", "c")
+    first = pool.send(chat(LONG))
+    assert first.reason == Reason.COLD
+    assert first.predicted_tokens == 0
+    assert pool.inflight[first.replica] == 1
+    assert pool[first.replica].candidate.pending_tokens > 1500
+    second = pool.send(chat(LONG))
+    assert (second.replica, second.reason) == (first.replica, Reason.WARM)
+    assert second.predicted_tokens % BLOCK == 0
+    assert second.predicted_tokens > 1900
+
+
+def test_an_abandoned_dispatch_leaves_nothing() -> None:
+    pool = Pool("a", "b", "c")
+    first = pool.send(chat(LONG))
+    first.abandon("busy", replica_down=False)
+    first.abandon("busy", replica_down=False)
+    first.finish(ok(2000, 0))
+    assert set(pool.inflight.values()) == {0}
+    assert len(pool.fleet.knowledge.predicted) == 0
+    assert pool.send(chat(LONG)).predicted_tokens == 0
+
+
+def test_one_failing_request_does_not_take_away_what_another_promises() -> None:
+    pool = Pool("a")
+    first, second = pool.send(chat(LONG)), pool.send(chat(LONG))
+    second.finish(Outcome(status=500, error="engine failed"))
+    assert pool.send(chat(LONG)).predicted_tokens > 1900
+    first.finish(Outcome(status=400))
+    assert pool[first.replica].load.own == 1
+
+
+def test_after_1000_random_endings_all_counts_are_zero() -> None:
+    pool, draw = Pool("a", "b", "c"), random.Random(7)
+    running: list[FleetDispatch] = []
+    for i in range(1000):
+        running.append(pool.send(chat(f"{i % 50} {LONG[: draw.randrange(2000)]}")))
+        while len(running) > draw.randrange(20):
+            end_somehow(running.pop(draw.randrange(len(running))), draw)
+        pool.later(0.01)
+        for replica in pool.fleet.replicas.values():
+            assert replica.load.own >= 0
+            assert replica.candidate.pending_tokens >= 0
+    for dispatch in running:
+        dispatch.finish(Outcome(status=499, aborted=True))
+    pool.later(CONFIRM_S + 1)
+    assert set(pool.inflight.values()) == {0}
+    assert {replica.candidate.pending_tokens for replica in pool.fleet.replicas.values()} == {0}
+    assert len(pool.fleet.knowledge.predicted) == 0
+
+
+def end_somehow(dispatch: FleetDispatch, draw: random.Random) -> None:
+    if draw.random() < 0.5:
+        dispatch.first_byte()
+    endings = [
+        lambda: dispatch.finish(ok(500, 0)),
+        lambda: dispatch.finish(Outcome(status=499, aborted=True)),
+        lambda: dispatch.finish(Outcome(status=200, error="client went away", aborted=True)),
+        lambda: dispatch.abandon("busy", replica_down=False),
+        lambda: dispatch.finish(Outcome(status=400)),
+    ]
+    for _ in range(draw.randrange(1, 3)):
+        draw.choice(endings)()
+
+
+def test_during_a_stream_the_count_stays() -> None:
+    pool = Pool("a")
+    dispatch = pool.send(chat(LONG))
+    dispatch.first_byte()
+    dispatch.first_byte()
+    assert pool.inflight == {"a": 1}
+    assert pool["a"].candidate.pending_tokens == 0
+    dispatch.finish(ok(2000, 0))
+    assert pool.inflight == {"a": 0}
+
+
+def test_facts_outlive_the_promise_and_promises_do_not_outlive_the_facts() -> None:
+    pool = Pool("a")
+    request = chat(LONG)
+    dispatch = pool.send(request)
+    pool.holds("a", request, tokens=1800)
+    dispatch.finish(ok(1800, 0))
+    pool.later(CONFIRM_S + 0.1)
+    assert pool.send(request).predicted_tokens == 1800 // BLOCK * BLOCK
+
+
+def test_what_no_agent_confirms_is_not_believed_for_long() -> None:
+    pool = Pool("a")
+    pool.send(chat(LONG)).finish(ok(1800, 0))
+    assert pool.send(chat(LONG)).predicted_tokens > 0
+    pool.later(CONFIRM_S + 0.1)
+    pool.send(chat("something else"))
+    facts = pool["a"].pictures.facts
+    assert facts is not None
+    assert facts.promised < 200
+
+
+def test_without_agents_history_is_remembered_at_true_depth() -> None:
+    pool = Pool("a", "b", agents=False)
+    first = pool.send(chat(LONG))
+    first.finish(ok(1700, 0))
+    second = pool.send(chat(LONG, "answer", "more"))
+    assert second.replica == first.replica
+    assert 1680 <= second.predicted_tokens <= 1700
+    second.finish(ok(1720, 1696))
+    pool.later(301)
+    assert pool.send(chat(LONG)).predicted_tokens == 0
+
+
+def test_a_request_that_ends_after_its_replica_left_changes_nothing() -> None:
+    pool = Pool("a", "b")
+    dispatch = pool.send(chat(LONG))
+    pool.fleet.apply([r.member for name, r in pool.fleet.replicas.items() if name != dispatch.replica])
+    dispatch.first_byte()
+    dispatch.finish(ok(2000, 0))
+    assert dispatch.replica not in pool.fleet.replicas
+    assert len(pool.fleet.candidates) == 1
+    assert len(pool.fleet.knowledge.predicted) == 0
+
+
+def test_a_request_that_ends_after_an_engine_restart_changes_nothing() -> None:
+    pool = Pool("a")
+    dispatch = pool.send(chat(LONG))
+    pool.greet(pool["a"], epoch=2)
+    dispatch.finish(ok(2000, 0))
+    assert pool.send(chat(LONG)).predicted_tokens == 0
+
+
+# -- retries
+
+
+def test_a_retry_releases_first_and_goes_elsewhere() -> None:
+    pool = Pool("a", "b", "c")
+    first = pool.send(chat(LONG))
+    first.abandon("busy", replica_down=False)
+    assert set(pool.inflight.values()) == {0}
+    second = pool.send(chat(LONG), first.replica)
+    assert second.replica != first.replica
+    assert pool[first.replica].candidate.inflight == 0
+
+
+def test_refused_connections_exclude_the_replica_for_everybody() -> None:
+    pool = Pool("a", "b", "c", agents=False)
+    request = chat(LONG)
+    first = pool.send(request)
+    first.abandon("refused", replica_down=True)
+    for i in range(20):
+        assert pool.send(chat(f"{i} {LONG}")).replica != first.replica
+    pool[first.replica].came_up()
+    back = pool.fleet.candidates.get(first.replica)
+    assert back is not None
+    assert pool[first.replica].pictures.history is None or pool[first.replica].pictures.history.promised == 0
+
+
+def test_when_all_refuse_the_client_gets_503_with_retry_after() -> None:
+    pool = Pool("a", "b")
+    with pytest.raises(RequestError) as caught:
+        pool.send(chat(LONG), "a", "b")
+    assert (caught.value.status, caught.value.retry_after_s) == (503, 1)
+    assert pool.metric("refusals_total", cause="no_replica") == 1
+
+
+def test_a_fence_met_on_the_way_takes_the_replica_out() -> None:
+    pool = Pool("a", "b", agents=False)
+    first = pool.send(chat(LONG))
+    first.abandon("fenced", replica_down=False)
+    assert all(pool.send(chat(f"{i}")).replica != first.replica for i in range(10))
+
+
+# -- load decides where it must
+
+
+def test_a_miss_with_a_saturated_place_goes_to_an_idle_one() -> None:
+    pool = Pool("a", "b")
+    busy = pool.send(chat(LONG)).replica
+    pool[busy].load_reported(wire.Load(inflight=60, prefill_backlog_tokens=100_000))
+    places = {pool.send(chat(f"other {i} {LONG}")).replica for i in range(8)}
+    assert busy not in places
+
+
+def test_without_any_hit_load_decides() -> None:
+    pool = Pool("a", "b", policy="prefix")
+    pool["a"].load_reported(wire.Load(inflight=50))
+    request = RoutedRequest(path="/v1/embeddings", body={"model": "m", "input": "x"}, body_bytes=b"x" * 50)
+    dispatch = pool.send(request)
+    assert (dispatch.replica, dispatch.reason) == ("b", Reason.NO_CHAIN)
+
+
+def test_100_identical_requests_in_one_tick_do_not_all_land_on_one_replica() -> None:
+    pool = Pool("a", "b", "c", "d")
+    sent = Counter(pool.send(chat(LONG)).replica for _ in range(100))
+    assert len(sent) >= 3
+    assert max(sent.values()) <= 1.25 * 25 + 10  # the policy's bound
+
+
+def test_no_replica_exceeds_its_bound_while_another_is_below_the_mean() -> None:
+    pool = Pool("a", "b", "c")
+    for i in range(200):
+        pool.send(chat(f"hot {LONG}" if i % 10 else f"{i} {LONG}"))
+    mean = 200 / 3
+    assert max(pool.inflight.values()) <= 1.25 * mean + 16
+
+
+# -- requests
+
+
+def test_unread_bodies_are_routed_by_load() -> None:
+    pool = Pool("a", "b")
+    dispatch = pool.send(RoutedRequest(path="/v1/audio/transcriptions"))
+    assert dispatch.predicted_tokens == 0
+    dispatch.finish(Outcome(status=200))
+    assert set(pool.inflight.values()) == {0}
+
+
+def test_an_unknown_policy_is_the_clients_error() -> None:
+    pool = Pool("a")
+    with pytest.raises(RequestError) as caught:
+        pool.send(RoutedRequest(path=PATH, body={}, policy="psychic"))
+    assert (caught.value.status, caught.value.code) == (400, "unknown_policy")
+
+
+@pytest.mark.parametrize("policy", ["prefix", "chwbl", "least_load", "round_robin", "random", "session"])
+def test_every_policy_can_be_asked_for(policy: str) -> None:
+    pool = Pool("a", "b", "c")
+    request = RoutedRequest(path=PATH, body=chat(LONG).body, policy=policy, session="s")
+    dispatch = pool.send(request)
+    assert dispatch.replica in "abc"
+    assert pool.decisions.latest(1)[0].policy == policy
+
+
+def test_scopes_do_not_share_predictions() -> None:
+    pool = Pool("a")
+    pool.send(RoutedRequest(path=PATH, body=chat(LONG).body, scope_salt="one"))
+    assert pool.send(RoutedRequest(path=PATH, body=chat(LONG).body, scope_salt="two")).predicted_tokens == 0
+    assert pool.send(RoutedRequest(path=PATH, body=chat(LONG).body, scope_salt="one")).predicted_tokens > 0
+
+
+# -- closed loop
+
+
+def test_predictions_are_compared_with_what_was_cached() -> None:
+    pool = Pool("a")
+    request = chat(LONG)
+    pool.holds("a", request, tokens=1808)
+    pool.send(request).finish(ok(1808, 1776))
+    assert pool.metric("predicted_cached_tokens_total", replica="a") == 1808
+    assert pool.metric("cached_tokens_total", replica="a") == 1776
+    assert pool.metric("prompt_tokens_total", replica="a") == 1808
+    assert pool.metric("prediction_error_tokens_sum", replica="a", direction="over") == 32
+
+
+@pytest.mark.parametrize("fields", [{"n": 2}, {"prompt_logprobs": 1}])
+def test_answers_that_tell_nothing_do_not_count(fields: dict[str, int]) -> None:
+    pool = Pool("a")
+    request = chat(LONG, **fields)
+    for _ in range(30):
+        pool.holds("a", request, tokens=1808)
+        pool.send(request).finish(ok(1808, 0))
+    assert pool["a"].mode is Mode.PRECISE
+    assert pool.metric("cached_tokens_total", replica="a") == 0
+
+
+def test_a_drifting_replica_is_routed_by_history_until_it_heals() -> None:
+    pool = Pool("a", "b")
+    request = chat(LONG)
+    pool.holds("a", request, tokens=1808)
+    for _ in range(30):
+        dispatch = pool.send(request)
+        dispatch.finish(ok(1808, 0))
+    assert pool["a"].mode is Mode.APPROXIMATE
+    assert "drifted" in pool.fleet.verdict("a").mode_why
+    for i in range(60):
+        pool.holds("a", request, tokens=1808)
+        attempt = pool.send(request, "b")
+        attempt.finish(ok(1808, 1808 - BLOCK))
+        if pool["a"].mode is Mode.PRECISE:
+            break
+        assert i < 50
+    assert pool.fleet.verdict("a").mode is Mode.PRECISE
+
+
+def test_predictions_that_rest_on_a_running_request_are_no_drift() -> None:
+    """A burst on one cold document: the second finds nothing cached yet, through no fault of the agent's account."""
+    pool = Pool("a")
+    for i in range(40):
+        running = pool.send(chat(f"{i} {LONG}"))
+        pool.send(chat(f"{i} {LONG}")).finish(ok(1800, 0))
+        running.finish(ok(1800, 0))
+        pool.later(CONFIRM_S + 0.1)
+    assert pool["a"].mode is Mode.PRECISE
+    assert pool["a"].candidate.trust == 1.0
+
+
+def test_trust_reaches_the_candidate_but_not_the_prediction() -> None:
+    pool = Pool("a")
+    request = chat(LONG)
+    pool.holds("a", request, tokens=1808)
+    for _ in range(5):
+        pool.send(request).finish(ok(1808, 1000))
+    assert 0.7 < pool["a"].candidate.trust < 0.95
+    assert pool.send(request).predicted_tokens == 1808
+
+
+def test_the_length_of_prompts_is_learned() -> None:
+    pool = Pool("a")
+    for i in range(5):
+        pool.send(chat(f"{i} {LONG}")).finish(ok(4000, 0))
+    pool.send(chat(f"new {LONG}"))
+    assert pool.decisions.latest(1)[0].prompt_tokens == pytest.approx(4000, rel=0.02)
+
+
+# -- explain
+
+
+def test_a_decision_is_explained_by_the_numbers_of_its_time() -> None:
+    pool = Pool("a", "b")
+    request = chat(LONG)
+    pool.holds("a", request, tokens=1808)
+    dispatch = pool.send(request)
+    pool["a"].load_reported(wire.Load(inflight=99))
+    dispatch.finish(ok(1808, 1792))
+    (told,) = pool.decisions.latest(5, "r")
+    assert (told.replica, told.reason, told.mode) == ("a", Reason.WARM, Mode.PRECISE)
+    numbers = {candidate.name: candidate for candidate in told.candidates}
+    assert (numbers["a"].held_tokens, numbers["a"].inflight) == (1808, 0)
+    assert (numbers["b"].held_tokens, numbers["b"].inflight) == (0, 0)
+    assert numbers["a"].total < numbers["b"].total
+    assert told.outcome is not None
+    assert (told.outcome.status, told.outcome.cached_tokens) == (200, 1792)
+
+
+def test_a_retry_is_explained_as_two_attempts() -> None:
+    pool = Pool("a", "b")
+    first = pool.send(chat(LONG))
+    first.abandon("busy", replica_down=False)
+    pool.send(chat(LONG), first.replica)
+    second_told, first_told = pool.decisions.latest(5)
+    assert first_told.outcome is not None
+    assert first_told.outcome.abandoned == "busy"
+    assert second_told.excluded == (first.replica,)
+    assert second_told.outcome is None
+    assert [candidate.name for candidate in second_told.candidates] == [second_told.replica]
+
+
+def test_explanations_hold_no_prompt_text() -> None:
+    pool = Pool("a")
+    pool.send(chat("a very secret word")).finish(ok(10, 0))
+    assert "secret" not in repr(pool.decisions.latest(1))
+
+
+def test_only_the_last_decisions_are_kept() -> None:
+    pool = Pool("a")
+    for i in range(100):
+        pool.send(chat(f"{i}")).finish(ok(10, 0))
+    assert len(pool.decisions) == 64
+    assert int(pool.decisions.latest(1)[0].id, 16) == 100
