@@ -38,6 +38,7 @@ from prefixpool_agent.sim.tokenizer import SimTokenizer
 BLOCK_TOKENS = 32
 BLOCKS = 1600
 MAX_MODEL_LEN = 8192
+BATCHED_TOKENS = 2048  # vLLM's default for its API server on CPUs
 VOCABULARY = (100, 40_000)  # no special tokens
 START_TIMEOUT_S = 300.0
 
@@ -236,7 +237,7 @@ async def play(client: Client, planned: Sequence[Planned]) -> list[Timed]:
 
 def simulate(planned: Sequence[Planned], timing: TimingModel) -> list[Timed]:
     """The same requests through the sim's scheduler in virtual time."""
-    config = SchedulerConfig(BLOCKS, BLOCK_TOKENS, MAX_MODEL_LEN, max_num_seqs=256, max_num_batched_tokens=4096)
+    config = SchedulerConfig(BLOCKS, BLOCK_TOKENS, MAX_MODEL_LEN, max_num_seqs=256, max_num_batched_tokens=BATCHED_TOKENS)
     scheduler = Scheduler(config, SimTokenizer())
     waiting = list(planned)
     live: dict[EngineSequence, tuple[int, list[float]]] = {}

@@ -32,7 +32,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     num_gpu_blocks_override: Annotated[int, msgspec.Meta(description="KV blocks, the null block included", ge=2)] = 1821
     max_model_len: Annotated[int, msgspec.Meta(description="longest prompt and reply together, tokens", ge=2)] = 8192
     max_num_seqs: Annotated[int, msgspec.Meta(description="sequences that run at once", ge=1)] = 256
-    max_num_batched_tokens: Annotated[int, msgspec.Meta(description="tokens computed in one step", ge=1)] = 4096
+    max_num_batched_tokens: Annotated[int, msgspec.Meta(description="tokens computed in one step", ge=1)] = 2048
     host_blocks: Annotated[int, msgspec.Meta(description="blocks of the host tier; 0 = none", ge=0)] = 0
     kv_events_config: Annotated[str, _about("JSON as vLLM's flag of this name; empty: no events")] = ""
     ignore_tools: Annotated[bool, _about("the chat template ignores tools and tool calls")] = False
