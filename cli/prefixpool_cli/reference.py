@@ -13,6 +13,7 @@ from prefixpool import names
 from prefixpool import settings as core_settings
 from prefixpool_agent import settings as agent_settings
 from prefixpool_agent.metrics import AgentMetrics
+from prefixpool_agent.sim import settings as sim_settings
 from prefixpool_router import settings as router_settings
 from prefixpool_router.metrics import EdgeMetrics, RoutingMetrics
 
@@ -39,6 +40,12 @@ _PROGRAMS: Final = (
         "The agent of one replica; the worker starts it and derives these settings from its own.",
         agent_settings.AgentSettings,
         agent_settings.AGENT_PREFIX,
+    ),
+    _Program(
+        "prefixpool-sim",
+        "The simulated engine. A worker with `--engine sim` starts it; these settings go behind `--`.",
+        sim_settings.SimSettings,
+        sim_settings.ENV_PREFIX,
     ),
 )
 
