@@ -253,7 +253,7 @@ class PrefixIndex:
         """Of the oldest, those seen again get a second chance; of the others the shallower half does: heads are shared."""
         oldest = [(key, shard.pop(key)) for key in list(islice(shard, 32))]
         unseen = sorted((value & MAX_DEPTH for _, value in oldest if not value & SEEN_AGAIN), reverse=True)
-        spared = unseen[len(unseen) // 2] if unseen else 0
+        spared = unseen[(len(unseen) - 1) // 2] if unseen else 0
         for key, value in oldest:
             if value & SEEN_AGAIN:
                 shard[key] = value ^ SEEN_AGAIN

@@ -16,6 +16,7 @@ from prefixpool.wire import Costs
 
 UNKNOWN: Final = -1
 
+SETTLED: Final = 0.75  # a newcomer is one until it holds this part of what the others do
 FULL: Final = 0.9  # a replica whose cache is fuller than this is no newcomer, however little it holds
 
 _weight = attrgetter("weight_s")
@@ -143,7 +144,7 @@ class Candidates:
     ) -> None:
         """Set what changed; about a microsecond. Raises KeyError for unknown names.
 
-        `resident` (`PrefixIndex.count`, or `Predicted.count` for a replica without events) falling to 0 makes a newcomer.
+        `resident` (`PrefixIndex.count`, or `Predicted.count` for a replica without events): losing half at once makes a newcomer.
         """
         member = self._members[name]
         if inflight is not None:
@@ -156,7 +157,7 @@ class Candidates:
         if trust is not None:
             member.trust = trust
         if resident is not None:
-            member.fresh = member.fresh or (resident == 0 < member.resident)
+            member.fresh = member.fresh or 2 * resident < member.resident
             member.resident = resident
             self._newcomers_due = self._newcomers_due or member.fresh
         self._derive(member)
@@ -203,7 +204,7 @@ class Candidates:
 
     @property
     def newcomers(self) -> list[Candidate]:
-        """Members that hold less than half of what the others do, since they joined or lost their cache."""
+        """Members that joined or lost their cache and do not hold much yet. A pool that starts as a whole has none."""
         if self._newcomers_due:
             self._settle()
             self._newcomers_due = False
@@ -248,7 +249,7 @@ class Candidates:
     def _settle(self) -> None:
         fresh = [member for member in self._order if member.fresh]
         settled = [member.resident for member in self._order if not member.fresh]
-        bar = median_high(settled) / 2 if settled else 0.0
+        bar = SETTLED * median_high(settled) if settled else 0.0
         for member in fresh:
             member.fresh = (
                 member.resident < bar and member.bit != 0 and not (member.free_tokens != UNKNOWN and member.fullness > FULL)

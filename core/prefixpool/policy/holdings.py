@@ -15,11 +15,12 @@ FALLBACKS: Final = 3  # how many others a choice names
 class Holdings:
     """Depths never exceed the prompt less its last token, which the engine always computes."""
 
-    __slots__ = ("deepest_first",)
+    __slots__ = ("deepest", "deepest_first")
 
     def __init__(self, levels: Sequence[Level], prompt_tokens: int) -> None:
         most = max(prompt_tokens - 1, 0)
         self.deepest_first = [(min(tokens, most), device, held) for tokens, device, held in reversed(levels)]
+        self.deepest = self.deepest_first[0][0] if levels else 0
 
     def of(self, bit: int) -> tuple[int, int]:
         """Tokens of the prompt that a holder has on its device, and in any tier."""

@@ -1,7 +1,8 @@
 """The default: where a request costs everybody least, given what each replica holds of its prompt (design: 5).
 
 Warm: the lowest marginal cost among replicas within their bound. Cold everywhere: the ring, so that all routers send the
-same new prefix to the same place. New and emptied replicas get a share of the hits, or they would stay empty.
+same new prefix to the same place; the same for new text behind a head that others share, unless that is much dearer. New and
+emptied replicas get a share of the hits, or they would stay empty.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ from prefixpool.policy.chwbl import placed
 from prefixpool.policy.cost import kappa
 from prefixpool.policy.holdings import FALLBACKS, Holdings, others
 from prefixpool.policy.least_load import lightest
-from prefixpool.ring import BOUND, bound
+from prefixpool.ring import BOUND, Placement, bound
 
 FEW: Final = 16  # up to so many are all looked at; of more, the lightest, the holders and the ring's place
-DEARER: Final = 3.0  # a replica over the soft bound is kept if all others cost more than this many times as much
+DEARER: Final = 3.0  # so many times the price is too much for leaving the cheapest, be it over its soft bound or not home
 NEAR: Final = 1.02  # prices this close are a tie
-HOME: Final = 0.1  # part of the prefill that the ring's place is spared: another router may have sent the prefix there
 SHALLOW: Final = 0.5  # hits up to this part of the prompt are given up for a newcomer at its fair share
 DEEP_SHARE: Final = 0.6  # deeper ones at this part of its fair share
 
@@ -51,23 +51,22 @@ class Prefix:
 
     def choose(self, query: Query, candidates: Candidates) -> Choice:
         """Pick the replica where the request costs everybody least."""
-        holdings = Holdings(query.levels, query.prompt_tokens)
+        mask = candidates.mask
+        holdings = Holdings([level for level in query.levels if level.held & mask], query.prompt_tokens)
         if len(candidates) == 1:
             (only,) = candidates
             return Choice(only.name, Reason.ONLY, holdings.predicted(only))
-        if not any(held & candidates.mask for _, _, held in query.levels):
+        if not holdings.deepest:
             return _cold(query, candidates) if query.cold_key else lightest(query, candidates, Reason.NO_CHAIN)
-        limits = Limits.of(candidates)
-        if candidates.newcomers and (diverted := _divert(query, candidates, holdings, limits)):
+        if candidates.newcomers and (diverted := _divert(query, candidates, holdings)):
             return diverted
-        return _cheapest(query, candidates, holdings, limits)
+        return _cheapest(query, candidates, holdings)
 
     def scores(self, query: Query, candidates: Candidates) -> list[Score]:
         """All prices, also of those that a large fleet's shortlist leaves out."""
         holdings, limits = Holdings(query.levels, query.prompt_tokens), Limits.of(candidates)
-        home = _home(query, candidates, holdings)
         out = []
-        for total, member in _price(query, candidates, holdings, list(candidates), home):
+        for total, member in _price(query, candidates, holdings, list(candidates)):
             device, held = holdings.of(member.bit)
             prefill_s = member.rates.prefill_s(query.prompt_tokens - held, held)
             gated = member.inflight + 1 > limits.soft
@@ -76,7 +75,16 @@ class Prefix:
 
 
 def _cold(query: Query, candidates: Candidates) -> Choice:
-    """The key's place, unless it is at its bound in requests or in queued work."""
+    """The key's place, and if all are at their bounds, the next below its bound in requests."""
+    placement = _home(query, candidates)
+    if not placement.final:
+        return placed(query, candidates, query.cold_key, Reason.COLD_MOVED)
+    reason = Reason.COLD_MOVED if placement.steps else Reason.COLD
+    return Choice(placement.final, reason, 0, others((member.name for member in candidates), placement.final))
+
+
+def _home(query: Query, candidates: Candidates) -> Placement:
+    """The key's place on the ring among those within their bound, in requests and in queued work."""
     limit = bound(candidates.total_inflight, len(candidates))
     own_s = candidates.by_weight[0].rates.prefill_s(query.prompt_tokens, 0)
     patience_s = BOUND * candidates.mean_wait_s + max(candidates.tau_s, own_s)
@@ -85,42 +93,49 @@ def _cold(query: Query, candidates: Candidates) -> Choice:
         member = candidates[name]
         return member.inflight < limit and member.wait_s <= patience_s
 
-    placement = candidates.ring.place(query.cold_key, candidates.loads, accepts)
-    if not placement.final:
-        return placed(query, candidates, query.cold_key, Reason.COLD_MOVED)
-    reason = Reason.COLD_MOVED if placement.steps else Reason.COLD
-    return Choice(placement.final, reason, 0, others((member.name for member in candidates), placement.final))
+    return candidates.ring.place(query.cold_key, candidates.loads, accepts)
 
 
-def _divert(query: Query, candidates: Candidates, holdings: Holdings, limits: Limits) -> Choice | None:
-    """Sometimes, a newcomer instead of a holder."""
+def _divert(query: Query, candidates: Candidates, holdings: Holdings) -> Choice | None:
+    """Sometimes, a newcomer instead of a holder, unless it has its share of the load already."""
     newcomers = candidates.newcomers
-    deepest = holdings.deepest_first[0][0]
-    part = 1.0 if deepest <= SHALLOW * query.prompt_tokens else DEEP_SHARE
+    part = 1.0 if holdings.deepest <= SHALLOW * query.prompt_tokens else DEEP_SHARE
     share = part * len(newcomers) / len(candidates)
     if query.draw >= share:
         return None
     member = newcomers[int(query.draw / share * len(newcomers))]
-    if member.inflight + 1 > limits.soft or holdings.of(member.bit)[1] >= deepest:
+    if member.inflight > candidates.mean_inflight or holdings.of(member.bit)[1] >= holdings.deepest:
         return None
     names = others((other.name for other in candidates), member.name)
     return Choice(member.name, Reason.FRESH, holdings.predicted(member), names)
 
 
-def _cheapest(query: Query, candidates: Candidates, holdings: Holdings, limits: Limits) -> Choice:
-    home = _home(query, candidates, holdings)
-    priced = _price(query, candidates, holdings, _shortlist(query, candidates, home), home)
-    allowed = _within(priced, limits)
+def _cheapest(query: Query, candidates: Candidates, holdings: Holdings) -> Choice:
+    home = ""
+    if query.cold_key and holdings.deepest < query.cold_tokens:  # only a head is held that others share, too
+        home = _home(query, candidates).final
+    priced = _price(query, candidates, holdings, _shortlist(query, candidates, home))
+    allowed = _within(priced, Limits.of(candidates))
     if not allowed:  # the whole shortlist is above its bound
         return lightest(query, candidates, Reason.OVERFLOW)
     allowed.sort(key=_total)
-    lowest = allowed[0][0]
-    tied = bisect_right(allowed, NEAR * lowest, key=_total)
-    best = allowed[int(query.draw * 1024 % 1 * tied)][1]  # other bits of the draw than `_divert` looks at
+    best = _at_home(allowed, home) or _near(allowed, query.draw)
     predicted = holdings.predicted(best)
-    moved = not predicted or min(priced, key=_total)[0] < lowest
+    moved = not predicted or min(priced, key=_total)[0] < allowed[0][0]
     names = others((member.name for _, member in allowed[: 1 + FALLBACKS]), best.name)
     return Choice(best.name, Reason.OVERFLOW if moved else Reason.WARM, predicted, names)
+
+
+def _at_home(allowed: Sequence[_Priced], home: str) -> Candidate | None:
+    """The ring's place, if it is not much dearer: there the shared head is computed once, the own text only once anyway."""
+    dearest = DEARER * allowed[0][0]
+    return next((member for total, member in allowed if member.name == home and total <= dearest), None)
+
+
+def _near(allowed: Sequence[_Priced], draw: float) -> Candidate:
+    """One of those nearly as cheap as the cheapest; by other bits of the draw than `_divert` looks at."""
+    tied = bisect_right(allowed, NEAR * allowed[0][0], key=_total)
+    return allowed[int(draw * 1024 % 1 * tied)][1]
 
 
 def _within(priced: Sequence[_Priced], limits: Limits) -> list[_Priced]:
@@ -151,9 +166,7 @@ def _shortlist(query: Query, candidates: Candidates, home: str) -> list[Candidat
     return chosen
 
 
-def _price(
-    query: Query, candidates: Candidates, holdings: Holdings, members: Sequence[Candidate], home: str
-) -> list[_Priced]:
+def _price(query: Query, candidates: Candidates, holdings: Holdings, members: Sequence[Candidate]) -> list[_Priced]:
     """Marginal cost to everybody, seconds: research algorithms.md 6.2."""
     busy, n = kappa(candidates.mean_wait_s, candidates.tau_s), query.prompt_tokens
     priced: list[_Priced] = []
@@ -166,15 +179,6 @@ def _price(
         work_s = fill_s + member.refill_s * (n - device)
         if held > device:
             work_s += rates.fetch_s(held - device, device, member.load_s_per_token)
-        if member.name == home:
-            work_s -= HOME * fill_s
         slowed_s = member.share * (fill_s + rates.output_tokens * rates.step_s_per_sequence)
         priced.append((member.weight_s + busy * work_s + slowed_s, member))
     return priced
-
-
-def _home(query: Query, candidates: Candidates, holdings: Holdings) -> str:
-    """The ring's place for the prompt's own text, where all that anybody holds is a shared head."""
-    if not query.cold_key or not holdings.deepest_first or holdings.deepest_first[0][0] > query.cold_tokens:
-        return ""
-    return candidates.ring.place(query.cold_key, candidates.loads, lambda _: True).first
