@@ -144,7 +144,7 @@ class Candidates:
     ) -> None:
         """Set what changed; about a microsecond. Raises KeyError for unknown names.
 
-        `resident` (`PrefixIndex.count`, or `Predicted.count` for a replica without events): losing half at once makes a newcomer.
+        `resident`: `PrefixIndex.count`, or `Predicted.count` for a replica without events. Losing half at once makes a newcomer.
         """
         member = self._members[name]
         if inflight is not None:
