@@ -46,7 +46,11 @@ class Draining:
         """Until everyone has noticed: so many seconds, or at once in a hurry."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(accept_s):
-                await self._hurried.wait()
+                await self.hurried()
+
+    async def hurried(self) -> None:
+        """Until it becomes urgent."""
+        await self._hurried.wait()
 
 
 class Server(Protocol):

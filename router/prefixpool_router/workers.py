@@ -91,7 +91,7 @@ class Workers:
             await asyncio.gather(hurry, return_exceptions=True)
 
     async def _hurry(self) -> None:
-        await self._draining.noticed(self._settings.drain_accept_s)
+        await self._draining.hurried()
         self._signal(signal.SIGINT)
 
     def _signal(self, number: signal.Signals) -> None:
