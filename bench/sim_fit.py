@@ -316,7 +316,8 @@ def _predicted(observation: Observation, timing: TimingModel) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=str(Path.home() / ".cache/prefixpool/models/smollm2-135m-instruct"))
+    cached = Path.home() / ".cache/prefixpool/models/smollm2-135m-instruct"
+    parser.add_argument("--model", default=os.environ.get("MODEL", str(cached)), help="folder of SmolLM2-135M-Instruct")
     parser.add_argument("--cores", default="0", help="as for taskset and VLLM_CPU_OMP_THREADS_BIND")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)

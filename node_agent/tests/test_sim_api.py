@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from prefixpool_agent.sim.server import SimServer, running
@@ -18,6 +19,7 @@ RECORDED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "data/vllm_
 SETTINGS = SimSettings(
     model="m", served_model_name=("m", "alias"), max_model_len=4096, num_gpu_blocks_override=200, time_scale=0
 )
+SLOW = msgspec.structs.replace(SETTINGS, time_scale=1, decode_step_s=0.02, prefill_s_per_token=0, prefill_s_per_token2=0)
 CHAT = "/v1/chat/completions"
 X_TOKEN = 1 << 28 | ord("x")
 LONG = [{"role": "user", "content": " ".join(f"word{i}" for i in range(60))}]
@@ -290,28 +292,24 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_a_client_that_goes_away_is_aborted(
-    sim: tuple[SimServer, str], session: aiohttp.ClientSession, *, streaming: bool
-) -> None:
-    server, _ = sim
-    server.serving.engine.pace(0.02)
-    scheduler = server.serving.engine.scheduler
-    body = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": streaming}
-    request = asyncio.create_task(session.post("/v1/completions", json=body))
-    await until(lambda: bool(scheduler.running))
-    if streaming:
-        (await request).close()
-    else:
-        request.cancel()
-    await until(lambda: not scheduler.busy)
-    assert scheduler.pool.free_blocks == scheduler.pool.usable
-    assert await metric(session, "request_success_total") == 0  # as vLLM: such aborts are not counted
+async def test_a_client_that_goes_away_is_aborted(*, streaming: bool) -> None:
+    async with running(SLOW) as (server, url), aiohttp.ClientSession(url) as session:
+        scheduler = server.serving.engine.scheduler
+        body = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": streaming}
+        request = asyncio.create_task(session.post("/v1/completions", json=body))
+        await until(lambda: bool(scheduler.running))
+        if streaming:
+            (await request).close()
+        else:
+            request.cancel()
+        await until(lambda: not scheduler.busy)
+        assert scheduler.pool.free_blocks == scheduler.pool.usable
+        assert await metric(session, "request_success_total") == 0  # as vLLM: such aborts are not counted
 
 
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_stopping_answers_running_requests_with_abort(*, streaming: bool) -> None:
-    async with running(SETTINGS) as (server, url), aiohttp.ClientSession(url) as session:
-        server.serving.engine.pace(0.02)
+    async with running(SLOW) as (server, url), aiohttp.ClientSession(url) as session:
         body = {"messages": LONG, "max_tokens": 3000, "ignore_eos": True, "stream": streaming}
         request = asyncio.create_task(session.post(CHAT, json=body))
         scheduler = server.serving.engine.scheduler

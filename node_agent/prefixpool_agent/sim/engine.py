@@ -172,10 +172,6 @@ class Engine:
             self._flush_host_events()
             self._wake.clear()
 
-    def pace(self, seconds: float) -> None:
-        """From now on every step takes this long: for tests that need a request to be under way."""
-        self._timing, self._time_scale = TimingModel(seconds, 0, 0, 0, 0, 0, 0), 1.0
-
     def observe_gauges(self) -> None:
         """Set the gauges from the state as it is."""
         waiting = len(self.scheduler.waiting)
