@@ -70,8 +70,8 @@ def test_deadline_grows_with_the_weights() -> None:
     small = vllm_spec(settings(), HOST).startup_timeout_s
     large = vllm_spec(settings(), HOST._replace(weight_bytes=10_000_000_000)).startup_timeout_s
     unknown = vllm_spec(settings(), HOST._replace(weight_bytes=None)).startup_timeout_s
-    assert small == 300 + 20
-    assert large == 300 + 200
+    assert small == 600 + 20
+    assert large == 600 + 200
     assert unknown > large
     assert vllm_spec(settings(startup_timeout_s=7), HOST).startup_timeout_s == 7
 

@@ -16,8 +16,8 @@ MIDDLEWARE: Final = "prefixpool_agent.gate.Gate"
 CPU_KV_BYTES: Final = 1 << 30  # else vLLM takes 90 % of the machine's memory, which on a laptop is not ours alone
 _CPU_BLOCK_MULTIPLE: Final = 32
 
-# Imports and engine start take about 30 s on two cores; CUDA adds profiling, compilation and graph capture.
-_CPU_RATES: Final = DeadlineRates(base_s=300.0, bytes_per_s=50e6)
+# A start takes 40 s on two idle cores, and was seen to take 150 s on two busy ones. CUDA adds profiling, compilation, graphs.
+_CPU_RATES: Final = DeadlineRates(base_s=600.0, bytes_per_s=50e6)
 _CUDA_RATES: Final = DeadlineRates(base_s=900.0, bytes_per_s=100e6)
 
 _WORKER: Final = "the worker sets it, from its setting {}"
