@@ -24,7 +24,7 @@ from typing import Any
 from prefixpool_agent.supervisor.plan import Plan
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
-from prefixpool_testing.engine_worker import KEY, OPTIONS, EngineWorker  # noqa: E402 - not installed
+from prefixpool_testing.engine_worker import KEY, OPTIONS, EngineWorker
 
 WARM_UP = 10
 BOOTSTRAP = 2000

@@ -16,7 +16,7 @@ MIDDLEWARE: Final = "prefixpool_agent.gate.Gate"
 CPU_KV_BYTES: Final = 1 << 30  # else vLLM takes 90 % of the machine's memory, which on a laptop is not ours alone
 _CPU_BLOCK_MULTIPLE: Final = 32
 
-# A start takes 40 s on two idle cores, and was seen to take 150 s on two busy ones. CUDA adds profiling, compilation, graphs.
+# A start takes 40 s on two idle cores, 150 s were seen on busy ones. CUDA adds profiling, compilation, graphs.
 _CPU_RATES: Final = DeadlineRates(base_s=600.0, bytes_per_s=50e6)
 _CUDA_RATES: Final = DeadlineRates(base_s=900.0, bytes_per_s=100e6)
 
