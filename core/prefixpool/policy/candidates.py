@@ -144,7 +144,8 @@ class Candidates:
     ) -> None:
         """Set what changed; about a microsecond. Raises KeyError for unknown names.
 
-        `resident`: `PrefixIndex.count`, or `Predicted.count` for a replica without events. Losing half at once makes a newcomer.
+        `resident`: `PrefixIndex.count`, or `Predicted.count` for a replica without events; losing half at once makes it a
+        newcomer.
         """
         member = self._members[name]
         if inflight is not None:
@@ -175,6 +176,7 @@ class Candidates:
         member = self._members[name]
         self.mask += bit - member.bit
         member.bit, member.device_tokens = bit, device_tokens
+        self._newcomers_due = self._newcomers_due or member.fresh
         self._derive(member)
 
     # -- what policies read
@@ -251,7 +253,6 @@ class Candidates:
         settled = [member.resident for member in self._order if not member.fresh]
         bar = SETTLED * median_high(settled) if settled else 0.0
         for member in fresh:
-            member.fresh = (
-                member.resident < bar and member.bit != 0 and not (member.free_tokens != UNKNOWN and member.fullness > FULL)
-            )
-        self._newcomers = [member for member in fresh if member.fresh]
+            full = member.free_tokens != UNKNOWN and member.fullness > FULL
+            member.fresh = member.resident < bar and not full
+        self._newcomers = [member for member in fresh if member.fresh and member.bit]
