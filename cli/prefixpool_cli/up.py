@@ -21,7 +21,7 @@ async def up(spec: PoolSpec, console: Console) -> bool:
     async with LocalPool(spec) as pool:
         with PoolDisplay(console) as display:
             await pool.start(display)
-        console.print(_welcome(pool), highlight=False)
+        console.print(_welcome(pool), highlight=False, soft_wrap=True)
         try:
             await _watch(pool, console)
         finally:

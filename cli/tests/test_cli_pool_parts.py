@@ -1,0 +1,159 @@
+"""The parts of a local pool that need no engine: command lines, files, ports, preflight."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from prefixpool_agent.settings import Device, EngineKind
+from prefixpool_cli import pool_files, preflight
+from prefixpool_cli.errors import CliError, PoolError
+from prefixpool_cli.pool_process import Process
+from prefixpool_cli.pool_spec import MemberRow, PoolSpec, Ports, cores_of, members_json, router_argv, worker_argv
+
+SPEC = PoolSpec(model="/models/tiny", engine=EngineKind.SIM, policy="chwbl", device_blocks=9, dev_mode=True)
+
+
+def test_a_worker_gets_what_the_spec_says() -> None:
+    argv = worker_argv(SPEC, "local-0", Path("/run/r0"), Path("/run/engine.key"), Ports(1, 2), "")
+    assert argv[:3] == [sys.executable, "-m", "prefixpool_agent.worker"]
+    assert {"--replica=local-0", "--engine=sim", "--device-blocks=9", "--dev-mode=true", "--served-model-name=tiny"} <= set(
+        argv
+    )
+    assert not any(flag.startswith(("--cpu-cores", "--block-tokens", "--engine-args")) for flag in argv)
+
+
+def test_engine_arguments_that_look_like_flags_stay_one_argument() -> None:
+    spec = msgspec.structs.replace(SPEC, engine_args="--time-scale 0.1")
+    argv = worker_argv(spec, "local-0", Path("/r"), Path("/k"), Ports(1, 2), "0-1")
+    assert "--engine-args=--time-scale 0.1" in argv
+    assert "--cpu-cores=0-1" in argv
+
+
+def test_a_router_reads_the_member_file_and_its_policy() -> None:
+    argv = router_argv(SPEC, "router-0", Path("/run/members.json"), Path("/run/engine.key"), (8000, 8001))
+    assert {"--members=/run/members.json", "--policy=chwbl", "--port=8000", "--admin-port=8001"} <= set(argv)
+
+
+def test_members_without_agents_are_plain_backends() -> None:
+    rows = [MemberRow("local-0", "http://e", "http://a"), MemberRow("local-1", "http://f", "http://b", "terminating")]
+    told = json.loads(members_json(rows, agents=True))
+    assert told[0] == {"name": "local-0", "engine": "http://e", "agent": "http://a", "state": "ready"}
+    assert told[1]["state"] == "terminating"
+    assert [row["agent"] for row in json.loads(members_json(rows, agents=False))] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("ordinal", "replicas", "available", "cores"),
+    [(0, 2, [0, 1], "0"), (1, 2, [0, 1], "1"), (0, 2, [0, 1, 2, 3, 4], "0,1"), (1, 2, [0, 1, 2, 3, 4], "2,3"),
+     (2, 3, [4, 7], "4"), (0, 1, [0, 1], "0,1"), (0, 1, [], "")],
+)  # fmt: skip
+def test_cores_are_shared_fairly(ordinal: int, replicas: int, available: list[int], cores: str) -> None:
+    assert cores_of(ordinal, replicas, available) == cores
+
+
+def test_the_run_directory_is_private_and_short(tmp_path: Path) -> None:
+    root = pool_files.make_run_root(["/tmp"])
+    try:
+        assert stat.S_IMODE(root.stat().st_mode) == 0o700
+        assert len(os.fsencode(root / "r99" / "supervisor.sock")) < 107
+    finally:
+        root.rmdir()
+    with pytest.raises(PoolError, match="too long a path"):
+        pool_files.make_run_root(["/" + "x" * 100])
+
+
+def test_the_engine_key_is_readable_by_its_owner_only(tmp_path: Path) -> None:
+    key = pool_files.make_engine_key(tmp_path / "engine.key")
+    assert (tmp_path / "engine.key").read_text() == key + "\n"
+    assert stat.S_IMODE((tmp_path / "engine.key").stat().st_mode) == 0o600
+    assert len(key) >= 32
+
+
+def test_free_ports_are_all_different() -> None:
+    assert len(set(pool_files.free_ports(20))) == 20
+
+
+def test_tail_shows_the_end_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("".join(f"line {i}\n" for i in range(10_000)))
+    assert pool_files.tail(log, lines=2) == "line 9998\nline 9999"
+    assert pool_files.tail(tmp_path / "none.log") == ""
+
+
+def test_logs_are_kept_under_the_name_of_their_place(tmp_path: Path) -> None:
+    (tmp_path / "run" / "r0").mkdir(parents=True)
+    (tmp_path / "run" / "r0" / "engine.log").write_text("x")
+    pool_files.keep_logs(tmp_path / "run", tmp_path / "kept")
+    assert (tmp_path / "kept" / "r0-engine.log").read_text() == "x"
+
+
+async def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    code = "import signal,sys,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    process = await Process.start("stubborn", [sys.executable, "-c", code], tmp_path / "log", {})
+    while "up" not in pool_files.tail(tmp_path / "log"):
+        assert not await process.wait(0.02)
+    assert await process.stop(0.05) is False
+    assert process.returncode == -signal.SIGKILL
+
+
+async def test_a_program_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.raises(PoolError, match="router-0 could not be started"):
+        await Process.start("router-0", ["/no/such/program"], tmp_path / "log", {})
+
+
+def test_a_taken_port_is_told_before_anything_starts() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(CliError, match=f"port {port} is taken"):
+            preflight.check(msgspec.structs.replace(SPEC, port=port))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [(lambda _: None, "does not exist"), (lambda p: p.mkdir(), "no config.json"),
+     (lambda p: (p.mkdir(), (p / "config.json").write_text("{}")), "no weights")],
+)  # fmt: skip
+def test_a_folder_that_is_no_model_is_told(tmp_path: Path, make: object, message: str) -> None:
+    folder = tmp_path / "model"
+    make(folder)  # type: ignore[operator]  # a callable, from the parameters
+    with pytest.raises(CliError, match=message):
+        preflight.check_model(str(folder))
+
+
+def test_names_of_models_elsewhere_are_left_to_the_engine() -> None:
+    preflight.check_model("some-org/some-model")
+    with pytest.raises(CliError, match="no model folder"):
+        preflight.check_model("some-model")
+
+
+def test_too_little_memory_is_told_with_figures(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    spec = PoolSpec(model=str(tmp_path), replicas=3, device=Device.CPU)
+    preflight.check_memory(spec, 64 << 30)
+    preflight.check_memory(spec, 0)
+    with pytest.raises(CliError, match=r"3 replicas need about 6\.\d GiB, 2\.0 GiB"):
+        preflight.check_memory(spec, 2 << 30)
+
+
+def test_missing_vllm_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(CliError) as caught:
+        preflight.check_vllm()
+    assert "--engine sim" in caught.value.hint
+
+
+def test_available_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 10 kB\nMemAvailable:  7 kB\n")
+    assert preflight.available_memory(meminfo) == 7 * 1024
+    assert preflight.available_memory(tmp_path / "none") == 0
