@@ -173,12 +173,17 @@ class PrefixIndex:
         whole path is resident, so nothing can be missing there; if ever it were, a hole of `STRIDE` or more would be seen.
         """
         position, unknown, end = self._root(hashes, block_tokens, overlay), 0, len(hashes) - 1
-        walk = _Walk(self._live)
+        walk, shards = _Walk(self._live), self._shards
         if position < 0 or not walk.step(self._value(hashes[position], overlay)):
             return walk.levels
         while position < end:
-            jump = min(position + STRIDE, end)
-            value = self._value(hashes[jump], overlay)
+            jump = position + STRIDE
+            if jump > end:
+                jump = end
+            key = hashes[jump]
+            value = shards[key & LOW].get(key, 0)  # `_value`, spelt out for speed
+            if overlay and (extra := overlay.get(key)):
+                value = value | extra & HOLDERS if value else extra
             if value >> SHIFT == walk.mask:
                 walk.last, position = value, jump
                 continue

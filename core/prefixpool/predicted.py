@@ -7,9 +7,8 @@ Time comes in as an argument; any clock will do as long as it is always the same
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from prefixpool.index import MAX_DEPTH, SHIFT
@@ -27,14 +26,14 @@ class Predicted:
 
     def __init__(self, capacity: int) -> None:
         self.evicted = 0
-        self._capacity = capacity
         self._marks: dict[int, int] = {}  # hash -> value as in the index
+        self.marks: Mapping[int, int] = self._marks  # for `PrefixIndex.match`; read only
+        self._capacity = capacity
         self._columns: dict[int, dict[int, int]] = {}  # column -> hash -> how many predictions say so
         self._entries: dict[int, _Entry] = {}
         self._ends: list[tuple[float, int]] = []  # heap of (until, ticket); tickets may be gone
         self._tickets = NOTHING
         self._size = 0
-        self.marks = MappingProxyType(self._marks)
 
     def __len__(self) -> int:
         """Boundaries over all predictions, common ones counted each time."""

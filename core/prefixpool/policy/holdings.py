@@ -15,15 +15,18 @@ FALLBACKS: Final = 3  # how many others a choice names
 class Holdings:
     """Depths never exceed the prompt less its last token, which the engine always computes."""
 
-    __slots__ = ("deepest", "deepest_first")
+    __slots__ = ("anybody", "deepest", "deepest_first")
 
     def __init__(self, levels: Sequence[Level], prompt_tokens: int) -> None:
         most = max(prompt_tokens - 1, 0)
         self.deepest_first = [(min(tokens, most), device, held) for tokens, device, held in reversed(levels)]
+        self.anybody = levels[0].held if levels else 0
         self.deepest = self.deepest_first[0][0] if levels else 0
 
     def of(self, bit: int) -> tuple[int, int]:
         """Tokens of the prompt that a holder has on its device, and in any tier."""
+        if not bit & self.anybody:
+            return 0, 0
         anywhere = 0
         for tokens, device, held in self.deepest_first:
             if held & bit:
