@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from gate_cpu import cpu_costs
 from prefixpool_agent.supervisor.plan import Plan
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
@@ -73,8 +74,17 @@ def measure(worker: EngineWorker, repeats: int) -> dict[str, Any]:
         "prompt_tokens": usage["prompt_tokens"],
         "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
         "body_bytes": len(client.body),
+        "load_average": os.getloadavg()[0],  # latencies mean little on a busy machine; `cpu` does
+        "cpu": cpu_costs({"body_1k_tokens": client.body, "body_128_kib": padded(client.body, 128 << 10)}),
         **{arm: summary(measured, draw) for arm, measured in pairs.items()},
     }
+
+
+def padded(body: bytes, size: int) -> bytes:
+    """The same request with a prompt of `size` bytes."""
+    request = json.loads(body)
+    request["messages"][0]["content"] = "word " * (size // 5)
+    return json.dumps(request).encode()
 
 
 def summary(pairs: list[tuple[float, float]], draw: random.Random) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -48,13 +48,15 @@ async def read(reader: asyncio.StreamReader) -> note.FromGate:
 
 
 @asynccontextmanager
-async def linked(path: Path, ring: NoteRing | None = None) -> AsyncIterator[tuple[NoteLink, list[note.ToGate]]]:
+async def linked(
+    path: Path, ring: NoteRing | None = None, on_tick: Callable[[], None] = lambda: None
+) -> AsyncIterator[tuple[NoteLink, list[note.ToGate]]]:
     commands: list[note.ToGate] = []
     link = NoteLink(
         path,
         hello=lambda dropped: note.GateHello(version=1, epoch=7, pid=9, dropped=dropped),
         on_command=commands.append,
-        on_tick=lambda: None,
+        on_tick=on_tick,
         ring=ring,
     )
     task = asyncio.create_task(link.run())
@@ -172,4 +174,23 @@ async def test_agent_that_never_reads_costs_bounded_memory_and_blocks_nobody(tmp
             link.put(big)
             await asyncio.sleep(0)
         assert ring.dropped > 200
+        await agent.stop()
+
+
+@pytest.mark.parametrize("busy", [False, True])
+async def test_ticks_come_whether_or_not_there_are_notes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    """Counts were late for as long as notes kept coming: another process's crash went unseen under load."""
+    monkeypatch.setattr("prefixpool_agent.gate.link.TICK_S", 0.02)
+    agent = Agent(tmp_path / "notes.sock")
+    await agent.start()
+    ticks: list[int] = []
+    async with linked(agent.path, on_tick=lambda: ticks.append(1)) as (link, _):
+        async with asyncio.timeout(5):
+            await agent.connections.get()
+            while len(ticks) < 3:
+                if busy:
+                    link.put(counts(1))
+                await asyncio.sleep(0.001)
         await agent.stop()

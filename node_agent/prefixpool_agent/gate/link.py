@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -119,19 +120,22 @@ class NoteLink:
 
     async def _send(self, writer: asyncio.StreamWriter) -> None:
         writer.write(note.frame(self._hello(self._ring.dropped)))
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + TICK_S
         while True:
+            if loop.time() >= due_s:  # also when notes never cease
+                self._on_tick()
+                due_s = loop.time() + TICK_S
             batch = self._ring.take()
             if batch:
                 writer.write(batch)
                 async with asyncio.timeout(_STALL_S):
                     await writer.drain()
-                continue
-            self._wake.clear()
-            try:
-                async with asyncio.timeout(TICK_S):
-                    await self._wake.wait()
-            except TimeoutError:
-                self._on_tick()
+            else:
+                self._wake.clear()
+                with suppress(TimeoutError):  # time to tick
+                    async with asyncio.timeout_at(due_s):
+                        await self._wake.wait()
 
     async def _receive(self, reader: asyncio.StreamReader) -> None:
         # No deadline on the wait: silence is the normal state of this direction, and a dead agent closes the socket.
