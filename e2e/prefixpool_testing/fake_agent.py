@@ -188,10 +188,10 @@ class FakeAgent:
         await _send(socket, wire.encode(self.welcome))
         if self.garbage is not None:
             await _send(socket, self.garbage)
-        self._sockets.add(socket)
-        await self._snapshot(socket, "connected")
         await _send(socket, wire.encode(self.status))
         await _send(socket, wire.encode(self.load))
+        self._sockets.add(socket)
+        await self._snapshot(socket, "connected")
 
     async def _snapshot(self, socket: web.WebSocketResponse, reason: str) -> None:
         total = sum(map(len, self.resident.values()))

@@ -23,6 +23,7 @@ from prefixpool_router.replica import DEFAULT_BLOCK_TOKENS, Replica, Verdict
 
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S: Final = 1
+_NAMED: Final = 5  # replicas in one sentence
 
 
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +114,15 @@ class Fleet:
             resident=picture.boundaries + picture.promised if picture is not None else 0,
         )
 
+    def snapshot_begun(self, replica: Replica) -> None:
+        """Count it."""
+        self._metrics.snapshots.labels(replica.name).inc()
+
+    def stream_lost(self, replica: Replica) -> None:
+        """Count it, unless it was cut because the replica left."""
+        if self.replicas.get(replica.name) is replica:
+            self._metrics.stream_losses.labels(replica.name).inc()
+
     def _changed(self, replica: Replica, verdict: Verdict, previous: Verdict | None) -> None:
         if verdict.usable and self.candidates.get(replica.name) is not replica.candidate:
             self.candidates.add(replica.candidate)
@@ -202,6 +212,13 @@ class Fleet:
 
     # -- readiness
 
+    def _reasons(self) -> str:
+        """Why nobody is usable; replicas with the same reason together."""
+        by_reason: dict[str, list[str]] = {}
+        for name, verdict in sorted(self._verdicts.items()):
+            by_reason.setdefault(verdict.why, []).append(name)
+        return "; ".join(f"{_named(names)}: {why}" for why, names in by_reason.items())
+
     def readiness(self, problem: str) -> tuple[bool, str]:
         """Whether clients should come here, and why (not). `problem`: the membership source's."""
         if not self.known:
@@ -209,11 +226,16 @@ class Fleet:
         if not self.replicas:
             return False, "the pool has no members"
         if not self.candidates:
-            return False, "no usable replica: " + "; ".join(f"{name}: {v.why}" for name, v in sorted(self._verdicts.items()))
+            return False, "no usable replica: " + self._reasons()
         waiting = [name for name, replica in self.replicas.items() if not replica.settled]
         if waiting and self.clock() - self.started_s < self.settings.warmup_s:
             return False, f"warming: waiting for the pictures of {len(waiting)} of {len(self.replicas)} replicas"
         return True, f"{len(self.candidates)} of {len(self.replicas)} replicas usable"
+
+
+def _named(names: list[str]) -> str:
+    shown = ", ".join(names[:_NAMED])
+    return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED} more"
 
 
 def _serves(replica: Replica, model: str) -> bool:

@@ -54,9 +54,6 @@ class RoutingMetrics:
         )
         self.stream_losses = self._counter("agent_stream_losses", "Agent streams that broke or fell silent", "replica")
         self.snapshots = self._counter("agent_snapshots", "Pictures of a replica's cache begun from scratch", "replica")
-        self.unconfirmed = self._counter(
-            "unconfirmed_boundaries", "Boundaries expected after a request, never seen", "replica"
-        )
 
         # Memory
         self.boundaries = self._gauge("index_boundaries", "Boundaries in the prefix index")

@@ -43,6 +43,14 @@ class Watcher(Protocol):
         """Only its load changed."""
         ...
 
+    def snapshot_begun(self, replica: Replica) -> None:
+        """To be counted."""
+        ...
+
+    def stream_lost(self, replica: Replica) -> None:
+        """To be counted."""
+        ...
+
 
 class Replica:
     """One member. Receives its agent's stream (`agent_stream.AgentSink`)."""
@@ -176,6 +184,7 @@ class Replica:
         if not self._removed:
             self.pictures.begin()
             self.snapshots += 1
+            self._watcher.snapshot_begun(self)
             self._watcher.judge(self)
 
     def snapshot_ended(self, end: wire.SnapshotEnd) -> None:
@@ -218,6 +227,7 @@ class Replica:
         self._stream_problem = why
         if self.welcome is not None:
             self.losses += 1
+            self._watcher.stream_lost(self)
             self._alive = self.status is not None and self.status.state is State.READY
             self.welcome = self.report = None
             self.load.report_expired()

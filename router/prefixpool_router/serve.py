@@ -71,9 +71,13 @@ class Router:
         async with self._admin(), self._knowing() as fleet:
             if self.place.shared:
                 await self._ready()
-            await self.edge.start(reuse_port=self.place.shared)
+            await self.edge.start(sock=bound(settings.host, settings.port, shared=self.place.shared))
             _log.info("serving", extra={"router": self.name, "port": self.edge.port, "admin_port": self.admin_port})
-            await self._until_stopped(fleet)
+            try:
+                await self._until_stopped(fleet)
+            except BaseException:  # a defect, or cancellation: no drain, but nothing is left open either
+                await self.edge.stop(0.0)
+                raise
             return await drain(
                 self.edge, self.draining, accept_s=settings.drain_accept_s, timeout_s=settings.drain_timeout_s
             )
@@ -178,6 +182,21 @@ class _Telling:
 
     async def metrics(self) -> bytes:
         return exposition(self._router.registry)
+
+
+def bound(host: str, port: int, *, shared: bool) -> socket.socket:
+    """A socket with this address, not listening yet. `shared`: other processes may have it, too. Raises OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise OSError(error.errno, f"{host}:{port}: {os.strerror(error.errno or 0)}") from error
+    return sock
 
 
 def membership(settings: RouterSettings) -> MembershipSource:

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -26,7 +25,7 @@ from prefixpool_router.admin import admin_app
 from prefixpool_router.drain import Draining
 from prefixpool_router.metrics import WorkersMetrics
 from prefixpool_router.processes import stop_on_signals
-from prefixpool_router.serve import membership
+from prefixpool_router.serve import bound, membership
 from prefixpool_router.settings import RouterSettings
 from prefixpool_router.workers_view import WorkersView
 
@@ -143,11 +142,7 @@ def _private_directory() -> Iterator[Path]:
 @contextlib.contextmanager
 def _reserved_port(settings: RouterSettings) -> Iterator[int]:
     """The client port, bound but not listening: port 0 becomes one number for all, and a taken port is found out at once."""
-    family, kind, protocol, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as reserved:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        reserved.bind(address)
+    with bound(settings.host, settings.port, shared=True) as reserved:
         yield int(reserved.getsockname()[1])
 
 
