@@ -97,7 +97,7 @@ class Gate:
     def _open(self) -> Slot:
         if self._slot is None:
             self._slot = self._state.claim(os.getpid())
-        if self._writer is None:
+        if self._writer is None or self._writer.done():  # it ends only by a bug, which asyncio logs: notes must go on
             self._writer = asyncio.get_running_loop().create_task(self._link.run(), name="gate notes")
         return self._slot
 
