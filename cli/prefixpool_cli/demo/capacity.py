@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from prefixpool_agent.settings import EngineKind
-from prefixpool_cli.demo.workload import Workload
+from prefixpool_cli.demo.workload import Kind, Workload
 
-PRESSURE: Final = 1.5  # working set over one replica's device tokens
+PRESSURE: Final = 1.55  # working set over one replica's device tokens
 # Characters per token of the workload's own text (measured with SmolLM2's tokenizer, and with the sim's).
 CHARS_PER_TOKEN: Final = {EngineKind.VLLM: 4.2, EngineKind.SIM: 3.1}
 MARKUP_TOKENS: Final = 10  # what a chat template adds to a request and its reply
+LOST_IN_BLOCK: Final = 16  # of a question without successor: only whole blocks are kept
 
 
 def estimated_working_set(workload: Workload, chars_per_token: float) -> int:
@@ -20,7 +21,9 @@ def estimated_working_set(workload: Workload, chars_per_token: float) -> int:
     shared = {s.system for s in sessions} | {s.context for s in sessions}
     turns = [workload.sessions[session].turns[turn] for session, turn in workload.steps()]
     chars = sum(map(len, shared)) + sum(len(turn.content) for turn in turns)
-    return round(chars / chars_per_token) + sum(turn.max_tokens + MARKUP_TOKENS for turn in turns)
+    ends = sum(workload.sessions[session].kind is Kind.DOCUMENT for session, _ in workload.steps())
+    written = sum(turn.max_tokens + MARKUP_TOKENS for turn in turns)
+    return round(chars / chars_per_token) + written - LOST_IN_BLOCK * ends
 
 
 def device_blocks(workload: Workload, engine: EngineKind, block_tokens: int) -> int:

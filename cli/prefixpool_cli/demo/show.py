@@ -18,7 +18,7 @@ from prefixpool_cli.demo.report import ArmTokens, Report, Setup
 from prefixpool_cli.demo.runner import ArmPlan, Done, run_arm
 from prefixpool_cli.demo.samples import Arm, Sample
 from prefixpool_cli.demo.tokens import Tokenizer
-from prefixpool_cli.demo.workload import Workload, first
+from prefixpool_cli.demo.workload import Workload
 from prefixpool_cli.display import ArmDisplay
 from prefixpool_cli.errors import CliError
 from prefixpool_cli.local_pool import LocalPool
@@ -31,9 +31,8 @@ ARMS: Final = (
     ArmPlan("prefix", "prefix"),
 )
 # Under `prefix` the work fits into two replicas and little is lost. So that predictions are also judged where caches forget
-# all the time, the beginning of the workload goes to one replica alone.
+# all the time, it goes to one replica alone once more, with that replica's share of requests in flight.
 EVICTING: Final = ArmPlan("prefix_one_replica", "prefix")
-EVICTING_REQUESTS: Final = 120
 FORGET_S: Final = 10.0
 
 
@@ -85,8 +84,8 @@ class Show:
     async def _evicting(self) -> list[Arm]:
         if not self._plan.evicting:
             return []
-        workload = first(self._plan.workload, EVICTING_REQUESTS)
-        return [await self._requests(EVICTING, workload)]
+        share = max(1, self._plan.concurrency // len(self._engines))
+        return [await self._requests(EVICTING, share)]
 
     async def _greedy(self, judged: Arm) -> GreedyFigures:
         name = "one engine alone"
@@ -102,12 +101,13 @@ class Show:
     async def _arm(self, plan: ArmPlan) -> Arm:
         await self._forget()
         await self._pool.restart_router(policy=plan.policy, agents=plan.agents)
-        return await self._requests(plan, self._plan.workload)
+        return await self._requests(plan, self._plan.concurrency)
 
-    async def _requests(self, plan: ArmPlan, workload: Workload) -> Arm:
+    async def _requests(self, plan: ArmPlan, concurrency: int) -> Arm:
+        workload = self._plan.workload
         self._display.begin(plan.name, len(workload.order))
         client = ChatClient(self._http, self._pool.router_url, self._pool.spec.model_name)
-        return await run_arm(client, workload, plan, self._plan.concurrency, self._tell(plan.name))
+        return await run_arm(client, workload, plan, concurrency, self._tell(plan.name))
 
     def _tell(self, name: str) -> Done:
         seen: list[Sample] = []
