@@ -189,9 +189,10 @@ class Fleet:
         self.knowledge.predicted.expire(now)
         for replica in self.replicas.values():
             replica.tick(now)
-        self._measure(late_s)
+        self._metrics.loop_lag.set(late_s)
 
-    def _measure(self, late_s: float) -> None:
+    def measure(self) -> None:
+        """Bring gauges up to date; called when somebody reads them."""
         metrics, index = self._metrics, self.knowledge.index
         for name, replica in self.replicas.items():
             verdict = self._verdicts[name]
@@ -208,7 +209,6 @@ class Fleet:
         evicted = index.evicted + self.knowledge.predicted.evicted
         metrics.evictions.inc(evicted - self._evicted)
         self._evicted = evicted
-        metrics.loop_lag.set(late_s)
 
     # -- readiness
 

@@ -107,13 +107,15 @@ class Pictures:
         self.facts = self.history = None
         self.account = Account.NONE
 
-    def expire(self, now: float) -> None:
-        """Let what is too old lapse."""
+    def expire(self, now: float) -> bool:
+        """Let what is too old lapse; True if the picture in use did."""
         for picture in (self.facts, self.history):
             if picture is not None:
                 picture.expire(now)
-        if self.history is not None and now >= self._history_ends_s:
-            self.history.close()
+        if self.history is None or self.history.closed or now < self._history_ends_s:
+            return False
+        self.history.close()
+        return True
 
     def _start_history(self, picture: Picture, trust: Trust, ends_s: float) -> None:
         if self.history is not None:

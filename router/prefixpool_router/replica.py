@@ -20,6 +20,7 @@ from prefixpool_router.membership import Member, MemberState
 from prefixpool_router.pictures import Account, Pictures
 
 FENCED_S: Final = 1.0  # how long a refusal by the gate counts when no agent says more
+_NEVER: Final = float("-inf")
 DEFAULT_BLOCK_TOKENS: Final = 16  # of engines that nobody tells about: only the resolution of comparisons
 
 
@@ -76,12 +77,12 @@ class Replica:
         self._watcher = watcher
         self._clock = clock
         self._stream_problem = "agent not reached yet" if member.agent else "no agent"
-        self._reported_s = float("-inf")
+        self._reported_s = _NEVER
         self._removed = False
         self._alive = False  # somebody saw this engine answer: its agent, or a probe
         self._down = ""
         self._down_epoch = 0
-        self._fenced_until_s = float("-inf")
+        self._fenced_until_s = _NEVER
 
     @property
     def name(self) -> str:
@@ -219,7 +220,7 @@ class Replica:
         self._alive = status.state is State.READY
         if self._alive and status.epoch > self._down_epoch:
             self._down = ""
-        self._fenced_until_s = float("-inf")  # the agent knows better
+        self._fenced_until_s = _NEVER  # the agent knows better
         self._watcher.judge(self)
 
     def lost(self, why: str) -> None:
@@ -265,8 +266,13 @@ class Replica:
 
     def tick(self, now: float) -> None:
         """Let what is too old lapse. Called a few times a second."""
-        self.pictures.expire(now)
+        lapsed = self.pictures.expire(now)
         if self.report is not None and now - self._reported_s > wire.STALE_AFTER_S:
             self.report = None
             self.load.report_expired()
-        self._watcher.judge(self)
+            lapsed = True
+        if self._fenced_until_s <= now:
+            lapsed = lapsed or self._fenced_until_s > _NEVER
+            self._fenced_until_s = _NEVER
+        if lapsed:
+            self._watcher.judge(self)

@@ -181,6 +181,7 @@ class _Telling:
         return Explanations(self._router.explain(count, request_id))
 
     async def metrics(self) -> bytes:
+        self._router.fleet.measure()
         return exposition(self._router.registry)
 
 

@@ -208,7 +208,7 @@ def test_what_is_not_precise_says_why_in_state_and_metric(
     replica = precise(world)
     break_it(replica)
     assert world.verdict() == (True, Mode.APPROXIMATE, why)
-    world.fleet.tick(0.0)
+    world.fleet.measure()
     assert world.metric("replica_mode", replica="a", mode="approximate") == 1
     assert world.metric("replica_mode", replica="a", mode="precise") == 0
     assert (world.metric("replica_mode_changes_total", replica="a", mode="approximate") or 0) >= 1
@@ -293,7 +293,7 @@ def test_a_new_engine_under_an_old_name_is_another_replica(world: World) -> None
 
 def test_series_of_a_replica_that_left_are_gone(world: World) -> None:
     precise(world)
-    world.fleet.tick(0.0)
+    world.fleet.measure()
     assert world.metric("replica_usable", replica="a") == 1
     world.fleet.apply([])
     assert world.metric("replica_usable", replica="a") is None
