@@ -114,6 +114,24 @@ class Rig:
         assert finished is not None
         return finished
 
+    def ask_together(self, path: str, bodies: list[dict[str, Any]], reply: str, *, events_late: bool) -> None:
+        """Requests that overlap, all with the same reply. `events_late`: the engine's events come after all notes."""
+        output = [*self.bpe.encode(reply), 2]
+        runs = []
+        for body in bodies:
+            runs.append((self.arrive(path, body), len(self.render(path, body))))
+            if not events_late:
+                self.pump()
+        for run, prompt in runs:
+            self.engine.finish(run, output)
+            if not events_late:
+                self.pump()
+                self.flush()
+            self.notes.append(self.answer(path, run, prompt, reply, len(output)))
+            self.residency.end(self.notes[-1])
+        self.pump()
+        self.flush()
+
     def chat(self, messages: list[dict[str, str]], reply: str = "", **options: Any) -> Finished:
         """`ask()` by messages."""
         return self.ask(CHAT, {"model": "m", "messages": messages}, reply, **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -21,7 +21,15 @@ Messages = list[dict[str, str]]
 
 texts = st.lists(st.sampled_from(WORDS), max_size=40).map(" ".join)
 replies = st.lists(st.sampled_from(WORDS[:20]), min_size=1, max_size=30).map(" ".join)
-SETTINGS = settings(max_examples=30, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# No shrinking: it takes minutes here, and the first failing story is short enough to read.
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
+SETTINGS = settings(
+    max_examples=25,
+    stateful_step_count=40,
+    deadline=None,
+    phases=PHASES,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 
 def user(text: str) -> dict[str, str]:
@@ -35,7 +43,7 @@ class Traffic(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.rig = Rig(MODEL, 150, self.host_blocks)
+        self.rig = Rig(MODEL, 60, self.host_blocks)
         self.chats: list[Messages] = []
         self.requests: list[tuple[str, dict[str, Any]]] = []
 
@@ -49,7 +57,7 @@ class Traffic(RuleBasedStateMachine):
 
     def say(self, messages: Messages, reply: str, **options: Any) -> None:
         body = {"model": "m", "messages": messages}
-        if len(self.rig.render(CHAT, body)) < 600:
+        if len(self.rig.render(CHAT, body)) + len(self.rig.bpe.encode(reply)) < 400:
             self.ask(CHAT, body, reply, **options)
             self.chats.append([*messages, {"role": "assistant", "content": reply}])
 
@@ -72,6 +80,17 @@ class Traffic(RuleBasedStateMachine):
         cut = data.draw(st.integers(0, len(old)))
         self.say([*messages[:at], {**messages[at], "content": old[:cut] + text}], "fine.")
 
+    @rule(system=st.sampled_from(SYSTEMS[:2]), text=texts, reply=replies, events_late=st.booleans())
+    def same_request_twice_at_once(self, system: str, text: str, reply: str, events_late: bool) -> None:
+        """Both compute the same blocks of the reply: two copies, removed one by one."""
+        messages = [{"role": "system", "content": system}, user(text)]
+        body = {"model": "m", "messages": messages}
+        if len(self.rig.render(CHAT, body)) + len(self.rig.bpe.encode(reply)) > 220:
+            return
+        self.rig.ask_together(CHAT, [body, body], reply, events_late=events_late)
+        self.requests.append((CHAT, body))
+        self.chats.append([*messages, {"role": "assistant", "content": reply}])
+
     @rule(system=st.sampled_from(SYSTEMS), text=texts, reply=replies, salt=st.sampled_from(["", "tenant"]))
     def complete(self, system: str, text: str, reply: str, salt: str) -> None:
         body: dict[str, Any] = {"model": "m", "prompt": system + text} | ({"cache_salt": salt} if salt else {})
@@ -87,22 +106,28 @@ class Traffic(RuleBasedStateMachine):
         path, body = data.draw(st.sampled_from(self.requests))
         self.ask(path, body, "again.")
 
-    @rule()
+    @rule(kind=st.sampled_from(["cache reset", "events lost", "agent restarts", "agent restarts, notes lost"]))
+    def trouble(self, kind: str) -> None:
+        if kind == "cache reset":
+            self.cache_reset()
+        elif kind == "events lost":
+            self.events_lost()
+        else:
+            self.agent_restarts(notes="lost" not in kind)
+
     def cache_reset(self) -> None:
         self.rig.engine.reset()
         self.rig.residency.cleared(external=False)
         self.rig.flush()
         assert self.host_blocks or not self.rig.picture
 
-    @rule()
-    def events_lost_and_replayed(self) -> None:
+    def events_lost(self) -> None:
         self.rig.residency.reset()
         self.rig.assert_nothing_in_snapshot()
         self.rig.flush()
         assert not self.rig.picture
         self.rig.replay()
 
-    @rule(notes=st.booleans())
     def agent_restarts(self, notes: bool) -> None:
         """Saved map and event replay; the gate's ring of notes, or not."""
         saved = self.rig.residency.save()
@@ -122,7 +147,7 @@ class Traffic(RuleBasedStateMachine):
         if not hasattr(self, "rig"):
             return
         self.rig.assert_picture_is_snapshot()
-        for path, body in self.requests[-12:]:
+        for path, body in self.requests[-8:]:
             tokens = self.rig.render(path, body)
             cap = (len(tokens) - 1) // SIZE * SIZE
             actual = self.rig.engine.match(tokens, body.get("cache_salt", ""))
@@ -130,7 +155,7 @@ class Traffic(RuleBasedStateMachine):
 
 
 class TrafficWithHostTier(Traffic):
-    host_blocks = 120
+    host_blocks = 50
 
 
 TestTraffic = Traffic.TestCase

@@ -101,18 +101,18 @@ class Residency:
     def _stored(self, event: Stored) -> None:
         last, again = self._trie.stored(event)
         session = self._sessions.open(event.session) if event.session else None
-        if again and not (session and session.full):
-            self._stored_again(session, again)
+        repeats = self._sessions.repeats(event.session) if event.session else False
+        if repeats is False:
+            self._stored_again(again)
+        elif repeats is None and session:
+            session.again += again
         if session and last:
             session.last = last
             self._dirty[session.id] = None
             self.counts["event_before_arrival"] += not session.arrived
 
-    def _stored_again(self, session: Session | None, again: list[Block]) -> None:
-        """A second physical copy, unless the engine was asked to repeat itself; until the note tells, nothing is counted."""
-        if session and not session.arrived:
-            session.again += again
-            return
+    def _stored_again(self, again: list[Block]) -> None:
+        """These have a second physical copy: the engine was not asked to repeat itself."""
         for block in again:
             self._trie.add_copy(block)
 
@@ -143,7 +143,7 @@ class Residency:
         session.arrived, session.path, session.full = True, note.path, note.full
         again, session.again = session.again, []
         if not session.full:
-            self._stored_again(session, again)
+            self._stored_again(again)
         body = _object(note.body)
         if body is None:
             self.counts["arrival_without_body"] += 1

@@ -59,7 +59,7 @@ class Sessions:
         self._counts = counts
         self._live: OrderedDict[str, Session] = OrderedDict()
         self._late: OrderedDict[str, None] = OrderedDict()  # ended, events or room in the path still missing
-        self._done: OrderedDict[str, None] = OrderedDict()
+        self._done: OrderedDict[str, bool] = OrderedDict()  # value: `full`
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -76,6 +76,13 @@ class Sessions:
     def get(self, id_: str) -> Session | None:
         """None: unknown or finished with."""
         return self._live.get(id_)
+
+    def repeats(self, id_: str) -> bool | None:
+        """Whether its events repeat what it reuses; None: its arrival is not known (yet)."""
+        session = self._live.get(id_)
+        if session is not None:
+            return session.full if session.arrived else None
+        return self._done.get(id_)
 
     def open(self, id_: str) -> Session | None:
         """The session, new if need be; None if it is finished with (a note that is sent again, a late event)."""
@@ -106,7 +113,7 @@ class Sessions:
             return
         self._late.pop(session.id, None)
         self._bytes -= session.content_bytes
-        self._done[session.id] = None
+        self._done[session.id] = session.full
         while len(self._done) > self._limits.sessions:
             self._done.popitem(last=False)
 
