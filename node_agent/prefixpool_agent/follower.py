@@ -199,11 +199,18 @@ class Follower:
         self._nudge()
 
     def cache_reset(self, note: notes.CacheReset) -> None:
-        """The engine publishes a reset only with its next step; one that its events include already must not count twice."""
+        """The engine publishes a reset only with its next step; one that its events include already must not count twice.
+
+        A new picture, not retractions: routers must also forget what requests that ended a moment ago made them expect.
+        """
         self._metrics.notes.labels("cache_reset").inc()
-        if self._residency is not None and self._wall_of(note.at_s) > self.last_event_s:
+        if self._residency is None:
+            return
+        if self._wall_of(note.at_s) > self.last_event_s:
             self._residency.cleared(note.external)
-            self._touch()
+        self._touch()
+        self.flush()
+        self._publisher.restart("cache reset")
 
     def _wall_of(self, monotonic_s: float) -> float:
         return self._wall() - (self._clock() - monotonic_s)

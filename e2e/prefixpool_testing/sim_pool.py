@@ -1,0 +1,217 @@
+"""A whole pool for behaviour tests: real supervisors, sim engines, agents and routers, as processes on this machine.
+
+    async with started(PoolOptions(replicas=2), folder) as pool:
+        first = await pool.client.chat(text("a document"))
+        await pool.settled()
+
+Routers have two scopes, `alpha` and `beta`, each with a key. Every text carries MARKER, so that a log or a socket that holds
+any prompt is found by searching for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import aiohttp
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from prefixpool import wire
+from prefixpool_agent.settings import EngineKind
+from prefixpool_cli.admin import AdminClient
+from prefixpool_cli.local_pool import LocalPool
+from prefixpool_cli.pool_spec import PoolSpec
+from prefixpool_router.auth import scope_salt
+from prefixpool_router.explain import CandidateNumbers, Explanation
+from prefixpool_router.state import ReplicaReport, RouterReport
+from prefixpool_testing.eventually import PATIENCE_S, eventually
+from prefixpool_testing.pool_client import PoolClient
+
+MARKER: Final = "quetzalmarker"  # in every prompt, in nothing else
+MODEL: Final = "sim"
+ADAPTER: Final = "tuned"
+KEYS: Final = {"alpha": "key-of-alpha", "beta": "key-of-beta"}
+SALT_KEY: Final = b"salt key of the tests"
+_WORDS: Final = ("river", "stone", "lamp", "orchard", "winter", "copper", "signal", "harbour", "needle", "market", "valley")
+
+
+class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What tests choose. `time_scale`: simulated seconds last so many real ones."""
+
+    replicas: int = 2
+    routers: int = 1
+    router_workers: int = 1
+    device_blocks: int = 400
+    time_scale: float = 0.02
+    engine_args: str = ""
+    router_args: tuple[str, ...] = ()
+
+
+class SimPool:
+    """A running pool. `client` speaks as scope alpha, `other` as beta."""
+
+    def __init__(self, local: LocalPool, http: aiohttp.ClientSession, folder: Path) -> None:
+        self.local = local
+        self.http = http
+        self._folder = folder
+        self.client = self.client_of("alpha")
+        self.other = self.client_of("beta")
+
+    def client_of(self, scope: str, router: int = 0) -> PoolClient:
+        return PoolClient(self.http, self.local.routers[router].url, KEYS[scope], MODEL)
+
+    def engine(self, name: str) -> PoolClient:
+        """One engine itself, with the pool's key."""
+        return PoolClient(self.http, self.local.replicas[name].engine_url, self.local.engine_key, MODEL)
+
+    def agent(self, name: str) -> PoolClient:
+        """One agent, with the pool's key."""
+        return PoolClient(self.http, self.local.replicas[name].agent_url, self.local.engine_key, MODEL)
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self.local.replicas)
+
+    def another(self, name: str) -> str:
+        """A replica that is not `name`."""
+        return next(other for other in self.names if other != name)
+
+    # -- what routers say
+
+    async def routers(self) -> list[RouterReport]:
+        """Every process of every router."""
+        reports = [await self._admin(i).state() for i in range(len(self.local.routers))]
+        return [worker for report in reports for worker in report.workers]
+
+    async def views(self, name: str) -> list[ReplicaReport]:
+        """One replica, as every router process sees it; those that do not know it are left out."""
+        return [view for router in await self.routers() for view in router.replicas if view.name == name]
+
+    async def explain(self, request_id: str) -> Explanation:
+        """The last decision about a request."""
+        found = [each for i in range(len(self.local.routers)) for each in await self._admin(i).explain(5, request_id)]
+        assert found, "no router remembers this request"
+        return max(found, key=lambda each: each.at)
+
+    async def numbers(self, request_id: str) -> dict[str, CandidateNumbers]:
+        """What the last decision about a request knew of each candidate."""
+        return {each.name: each for each in (await self.explain(request_id)).candidates}
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """Sum of the samples of all routers with these labels."""
+        total = 0.0
+        for router in self.local.routers:
+            async with self.http.get(router.admin_url + "/metrics") as answer:
+                families = text_string_to_metric_families(await answer.text())
+            samples = (sample for family in families for sample in family.samples)
+            total += sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
+        return total
+
+    def _admin(self, router: int) -> AdminClient:
+        return AdminClient(self.http, self.local.routers[router].admin_url)
+
+    # -- waiting
+
+    async def info(self, name: str) -> wire.Info:
+        """What an agent says. Raises AssertionError if it does not answer."""
+        info = await self.local.info(name)
+        assert info is not None, f"the agent of {name} does not answer"
+        return info
+
+    async def settled(self) -> None:
+        """Until no request is under way and every router process knows what every agent knows."""
+        await eventually(self._settled, what="routers know what agents know")
+
+    async def _settled(self) -> bool:
+        infos = [await self.info(name) for name in self.names]
+        if any(info.inflight or info.state is not wire.State.READY for info in infos):
+            return False
+        known = {info.replica: info.boundaries for info in infos}
+        return all(
+            view.account == "whole" and view.boundaries == known[view.name] and not view.own_inflight
+            for router in await self.routers()
+            for view in router.replicas
+        )
+
+    async def usable(self, *names: str) -> None:
+        """Until all routers send requests to these replicas (default: to all), and know their caches precisely."""
+
+        async def check() -> bool:
+            views = [view for name in names or self.names for view in await self.views(name)]
+            return bool(views) and all(view.usable and view.account == "whole" for view in views)
+
+        await eventually(check, what=f"{names or self.names} usable")
+
+    async def in_flight(self, name: str, requests: int) -> None:
+        """Until all routers know that so many requests are in a replica."""
+
+        async def check() -> bool:
+            return all(view.inflight == requests for view in await self.views(name))
+
+        await eventually(check, what=f"{requests} requests in {name}")
+
+    async def knows_nothing_of(self, name: str, within_s: float = PATIENCE_S) -> None:
+        """Until no router process holds anything that an agent told of this replica's cache."""
+
+        async def check() -> bool:
+            return all(view.boundaries == 0 for view in await self.views(name))
+
+        await eventually(check, within_s=within_s, what=f"nothing known of {name}")
+
+    # -- what they leave
+
+    def logs(self) -> dict[str, str]:
+        """Text of every log file so far, by its place."""
+        if not self.local.replicas and not self.local.routers:
+            return _read_logs(self._folder / "logs")
+        return _read_logs(self.local.root)
+
+
+@asynccontextmanager
+async def started(options: PoolOptions, folder: Path) -> AsyncIterator[SimPool]:
+    """`folder` gets the key files, and the logs when the pool stops."""
+    flags = _key_files(folder)
+    spec = PoolSpec(
+        model=MODEL,
+        engine=EngineKind.SIM,
+        replicas=options.replicas,
+        routers=options.routers,
+        router_workers=options.router_workers,
+        device_blocks=options.device_blocks,
+        dev_mode=True,
+        engine_args=f"--time-scale {options.time_scale} --adapters {ADAPTER} {options.engine_args}",
+        router_args=(*flags, *options.router_args),
+        keep_logs=str(folder / "logs"),
+    )
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http, LocalPool(spec) as local:
+        await local.start()
+        yield SimPool(local, http, folder)
+
+
+def _key_files(folder: Path) -> tuple[str, ...]:
+    """Flags of the routers. `alpha` may choose its policy."""
+    keys, salt = folder / "keys", folder / "salt.key"
+    digests = {scope: hashlib.sha256(key.encode()).hexdigest() for scope, key in KEYS.items()}
+    keys.write_text(f"{digests['alpha']} alpha allow=policy\n{digests['beta']} beta\n")
+    salt.write_bytes(SALT_KEY)
+    return f"--keys-file={keys}", f"--salt-key-file={salt}"
+
+
+def salt_of(scope: str) -> str:
+    """What routers add for a scope: a secret of the pool's, for tests that try to forge it."""
+    return scope_salt(SALT_KEY, scope)
+
+
+def text(name: str, words: int = 150) -> str:
+    """A text of so many words that begins with its name: two names share no block. About two tokens a word."""
+    draw = Random(name)
+    return f"{name} {MARKER}: " + " ".join(draw.choice(_WORDS) for _ in range(words)) + "."
+
+
+def _read_logs(root: Path) -> dict[str, str]:
+    return {str(path.relative_to(root)): path.read_text(errors="replace") for path in sorted(root.rglob("*.log"))}
