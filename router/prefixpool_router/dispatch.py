@@ -30,7 +30,7 @@ from prefixpool_router.knowledge import CONFIRM_S, LONGEST_REQUEST_S, Promise
 from prefixpool_router.load import Booking
 from prefixpool_router.metrics import RoutingMetrics
 from prefixpool_router.pictures import Account
-from prefixpool_router.prompt_estimate import Anchor, PromptEstimate, TokenEstimate
+from prefixpool_router.prompt_estimate import NO_ANCHOR, Anchor, PromptEstimate, TokenEstimate
 from prefixpool_router.replica import Replica
 
 FENCED: Final = "fenced"  # `why` of an abandoned attempt: the gate's fence
@@ -100,10 +100,10 @@ class FleetDispatcher:
         chain = self._chain(request)
         if chain is None or not chain.hashes:
             size = len(request.body_bytes)
-            return Prompt(model, None, [], PromptEstimate(size, self.estimate.bytes_per_token(model), Anchor(0, 0)))
+            return Prompt(model, None, [], PromptEstimate(size, self.estimate.bytes_per_token(model)))
         knowledge = self.fleet.knowledge
         levels = knowledge.match(chain.hashes, self.fleet.block_tokens)
-        anchor = Anchor.find(chain, knowledge.depth) if levels else Anchor(0, 0)
+        anchor = Anchor.find(chain, knowledge.depth) if levels else NO_ANCHOR
         return Prompt(model, chain, levels, PromptEstimate(chain.total_bytes, self.estimate.bytes_per_token(model), anchor))
 
     def _chain(self, request: RoutedRequest) -> PrefixChain | None:
@@ -116,9 +116,11 @@ class FleetDispatcher:
     def _query(self, request: RoutedRequest, prompt: Prompt, turn: int) -> Query:
         chain = prompt.chain
         cold = chain is not None and chain.cold >= 0
+        # An engine always computes the last token, so what is cached is less than the prompt, whatever the estimate says.
+        least = prompt.levels[-1].tokens + (not prompt.tokens.exact) if prompt.levels else 1
         return Query(
             levels=prompt.levels,
-            prompt_tokens=max(prompt.tokens.total, prompt.levels[-1].tokens + 1 if prompt.levels else 1),
+            prompt_tokens=max(prompt.tokens.total, least),
             cold_key=chain.hashes[chain.cold] if chain is not None and cold else 0,
             session_key=mmh3.hash64(request.session, signed=False)[0] if request.session else 0,
             draw=self._draw(),
@@ -143,6 +145,7 @@ class FleetDispatch:
         self._prefilled = False
         holdings = Holdings(prompt.levels, decision.query.prompt_tokens)
         held = holdings.of(replica.pictures.bit(self._mode))[1]
+        self._known = self._known_facts()
         self._facts_tokens = self._comparable_facts(holdings)
         self._predicted = held - held % replica.block_tokens
         self._booking: Booking = replica.load.book(max(0, decision.query.prompt_tokens - held))
@@ -217,36 +220,53 @@ class FleetDispatch:
 
         Facts that have drifted are not used, but still compared: that is how they are found to be right again.
         """
+        facts = self._replica.pictures.facts
+        if facts is None or self._known is None:
+            return None
+        known, promised = min(self._known.tokens, self._decision.query.prompt_tokens - 1), holdings.of(facts.bit)[1]
+        return known if promised - known < self._replica.block_tokens else None
+
+    def _known_facts(self) -> Anchor | None:
+        """The deepest of its boundaries that the agent's account has; None: there is no whole account, or no chain."""
         pictures, chain = self._replica.pictures, self._prompt.chain
         if chain is None or pictures.facts is None or pictures.account is not Account.WHOLE:
             return None
-        known = Anchor.find(chain, pictures.facts.depth).tokens
-        promised = holdings.of(pictures.facts.bit)[1]
-        return known if promised - known < self._replica.block_tokens else None
+        return Anchor.find(chain, pictures.facts.depth)
 
-    def _promised(self, prompt_tokens: int | None = None) -> Promise | None:
+    def _promised(self) -> Promise | None:
         chain, picture = self._prompt.chain, self._replica.pictures.in_use(self._mode)
         if chain is None or picture is None:
             return None
-        lasting_s = LONGEST_REQUEST_S if self._mode is Mode.PRECISE else self._replica.pictures.history_ttl_s
-        tokens = self._prompt.tokens
-        if prompt_tokens:
-            tokens = PromptEstimate(chain.total_bytes, chain.total_bytes / prompt_tokens, Anchor(0, 0))
-        depths = tokens.depths(chain.offsets)
-        return picture.promise(chain.hashes, depths, self._dispatcher.fleet.clock() + lasting_s)
+        now, tokens = self._dispatcher.fleet.clock(), self._prompt.tokens
+        if self._mode is not Mode.PRECISE:
+            until = now + self._replica.pictures.history_ttl_s
+            return picture.promise(chain.hashes, tokens.depths(chain.offsets), until)
+        known = self._known.boundaries if self._known is not None else 0  # facts need no promise
+        return picture.promise(chain.hashes[known:], tokens.depths(chain.offsets[known:]), now + LONGEST_REQUEST_S)
 
     def _settle(self, *, served: bool, prompt_tokens: int | None = None) -> None:
+        """End the promise; what was served is a fact soon, or history from now on."""
         if self._promise is None:
             return
-        if served and self._mode is Mode.PRECISE:
+        mode = self._replica.mode  # perhaps another than at the start
+        if not served:
+            self._promise.undo()
+        elif mode is Mode.PRECISE:
             self._promise.confirm_by(self._dispatcher.fleet.clock() + CONFIRM_S)
-            return
-        if served and not prompt_tokens:
+        elif prompt_tokens:
+            self._promise.undo()
+            self._remember(mode, prompt_tokens)
+        else:
             self._promise.keep()
-            return
-        self._promise.undo()
-        if served:  # history is remembered at true depths, now that the length of the prompt is known
-            self._promised(prompt_tokens)
+
+    def _remember(self, mode: Mode, prompt_tokens: int) -> None:
+        """As history, at true depths: the length of the prompt is known now."""
+        chain, pictures = self._prompt.chain, self._replica.pictures
+        picture = pictures.in_use(mode)
+        if chain is not None and picture is not None:
+            tokens = PromptEstimate(chain.total_bytes, chain.total_bytes / prompt_tokens)
+            until = self._dispatcher.fleet.clock() + pictures.history_ttl_s
+            picture.promise(chain.hashes, tokens.depths(chain.offsets), until).keep()
 
     def _learn(self, outcome: Outcome) -> None:
         if outcome.prompt_tokens is None or not comparable(self._request.path, self._request.body):

@@ -33,11 +33,12 @@ class Pictures:
         self.history_trust = Trust()
         self.history_ttl_s = history_ttl_s
         self._knowledge = knowledge
+        self._retired = False
         self._history_ends_s = float("inf")  # of facts that go on as history
 
     def in_use(self, mode: Mode) -> Picture | None:
         """Where promises go and predictions come from; opens a history where one is needed."""
-        if mode is Mode.NONE:
+        if mode is Mode.NONE or self._retired:
             return None
         if mode is Mode.PRECISE:
             return self.facts
@@ -106,6 +107,11 @@ class Pictures:
                 picture.close()
         self.facts = self.history = None
         self.account = Account.NONE
+
+    def retire(self) -> None:
+        """Close every picture and open none again: the replica left, but requests to it may still end."""
+        self.forget()
+        self._retired = True
 
     def expire(self, now: float) -> bool:
         """Let what is too old lapse; True if the picture in use did."""

@@ -24,30 +24,35 @@ class Anchor(NamedTuple):
 
     offset: int  # bytes
     tokens: int
+    boundaries: int  # up to here, this one included
 
     @classmethod
     def find(cls, chain: PrefixChain, depth: Callable[[int], int]) -> Anchor:
         """About the deepest one: bisection, which holes in the index can mislead, but not far (it is an estimate)."""
-        low, high, found = 0, len(chain.hashes), cls(0, 0)
+        low, high, found = 0, len(chain.hashes), NO_ANCHOR
         while low < high:
             middle = (low + high) // 2
             tokens = depth(chain.hashes[middle])
             if tokens:
-                found = cls(chain.offsets[middle], tokens)
+                found = cls(chain.offsets[middle], tokens, middle + 1)
                 low = middle + 1
             else:
                 high = middle
         return found
 
 
+NO_ANCHOR: Final = Anchor(0, 0, 0)
+
+
 class PromptEstimate:
-    """Token depths of one prompt."""
+    """Token depths of one prompt. `exact`: the end of the prompt is itself a boundary whose depth is known."""
 
-    __slots__ = ("_anchor", "_bytes_per_token", "total")
+    __slots__ = ("_anchor", "_bytes_per_token", "exact", "total")
 
-    def __init__(self, total_bytes: int, bytes_per_token: float, anchor: Anchor) -> None:
+    def __init__(self, total_bytes: int, bytes_per_token: float, anchor: Anchor = NO_ANCHOR) -> None:
         self._anchor = anchor
         self._bytes_per_token = bytes_per_token
+        self.exact = anchor.offset == total_bytes > 0
         self.total = max(1, self.at(total_bytes))
 
     def at(self, offset: int) -> int:
@@ -56,7 +61,7 @@ class PromptEstimate:
 
     def depths(self, offsets: array[int] | tuple[int, ...]) -> list[int]:
         """Tokens before each of these offsets."""
-        known_bytes, known_tokens = self._anchor
+        known_bytes, known_tokens, _ = self._anchor
         before = known_tokens / known_bytes if known_bytes else 0.0
         behind = 1.0 / self._bytes_per_token
         return [

@@ -165,7 +165,7 @@ class Replica:
     def left(self) -> None:
         """For good: whatever still arrives for it changes nothing."""
         self._removed = True
-        self.pictures.forget()
+        self.pictures.retire()
 
     # -- the agent's stream
 

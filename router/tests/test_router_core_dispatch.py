@@ -179,7 +179,7 @@ def test_facts_outlive_the_promise_and_promises_do_not_outlive_the_facts() -> No
     pool.holds("a", request, tokens=1800)
     dispatch.finish(ok(1800, 0))
     pool.later(CONFIRM_S + 0.1)
-    assert pool.send(request).predicted_tokens == 1800 // BLOCK * BLOCK
+    assert pool.send(request).predicted_tokens == 1799 // BLOCK * BLOCK
 
 
 def test_what_no_agent_confirms_is_not_believed_for_long() -> None:
@@ -214,6 +214,24 @@ def test_a_request_that_ends_after_its_replica_left_changes_nothing() -> None:
     assert dispatch.replica not in pool.fleet.replicas
     assert len(pool.fleet.candidates) == 1
     assert len(pool.fleet.knowledge.predicted) == 0
+
+
+def test_without_agents_too() -> None:
+    """Ending as history must not bring back a replica that left."""
+    pool = Pool("a", "b", agents=False)
+    dispatch = pool.send(chat(LONG))
+    pool.fleet.apply([r.member for name, r in pool.fleet.replicas.items() if name != dispatch.replica])
+    dispatch.finish(ok(2000, 0))
+    assert len(pool.fleet.knowledge.predicted) == 0
+
+
+def test_a_request_that_outlives_its_agent_becomes_history() -> None:
+    pool = Pool("a")
+    dispatch = pool.send(chat(LONG))
+    pool["a"].lost("agent silent")
+    dispatch.finish(ok(1700, 0))
+    pool.later(CONFIRM_S + 0.1)
+    assert 1680 <= pool.send(chat(LONG, "answer", "more")).predicted_tokens <= 1700
 
 
 def test_a_request_that_ends_after_an_engine_restart_changes_nothing() -> None:
@@ -340,11 +358,22 @@ def test_predictions_are_compared_with_what_was_cached() -> None:
     pool = Pool("a")
     request = chat(LONG)
     pool.holds("a", request, tokens=1808)
-    pool.send(request).finish(ok(1808, 1776))
-    assert pool.metric("predicted_cached_tokens_total", replica="a") == 1808
-    assert pool.metric("cached_tokens_total", replica="a") == 1776
+    pool.send(request).finish(ok(1808, 1760))
+    assert pool.metric("predicted_cached_tokens_total", replica="a") == 1792
+    assert pool.metric("cached_tokens_total", replica="a") == 1760
     assert pool.metric("prompt_tokens_total", replica="a") == 1808
     assert pool.metric("prediction_error_tokens_sum", replica="a", direction="over") == 32
+
+
+def test_a_wholly_cached_prompt_still_computes_its_last_block() -> None:
+    """vLLM computes the last token of every prompt, so of n cached tokens at most n - 1 count, in whole blocks."""
+    pool = Pool("a")
+    for tokens, predicted in ((1808, 1792), (1809, 1808), (1807, 1792)):
+        request = chat(f"{tokens} {LONG}")
+        pool.holds("a", request, tokens=tokens)
+        dispatch = pool.send(request)
+        assert dispatch.predicted_tokens == predicted
+        dispatch.abandon("busy", replica_down=False)
 
 
 @pytest.mark.parametrize("fields", [{"n": 2}, {"prompt_logprobs": 1}])
@@ -396,7 +425,7 @@ def test_trust_reaches_the_candidate_but_not_the_prediction() -> None:
     for _ in range(5):
         pool.send(request).finish(ok(1808, 1000))
     assert 0.7 < pool["a"].candidate.trust < 0.95
-    assert pool.send(request).predicted_tokens == 1808
+    assert pool.send(request).predicted_tokens == 1792
 
 
 def test_the_length_of_prompts_is_learned() -> None:
@@ -420,7 +449,7 @@ def test_a_decision_is_explained_by_the_numbers_of_its_time() -> None:
     (told,) = pool.decisions.latest(5, "r")
     assert (told.replica, told.reason, told.mode) == ("a", Reason.WARM, Mode.PRECISE)
     numbers = {candidate.name: candidate for candidate in told.candidates}
-    assert (numbers["a"].held_tokens, numbers["a"].inflight) == (1808, 0)
+    assert (numbers["a"].held_tokens, numbers["a"].inflight) == (1807, 0)
     assert (numbers["b"].held_tokens, numbers["b"].inflight) == (0, 0)
     assert numbers["a"].total < numbers["b"].total
     assert told.outcome is not None

@@ -13,7 +13,7 @@ from prefixpool.chain import PrefixChain
 from prefixpool.wire import Load
 from prefixpool_router.closed_loop import Trust, comparable
 from prefixpool_router.load import LoadBook
-from prefixpool_router.prompt_estimate import DEFAULT_BYTES_PER_TOKEN, Anchor, PromptEstimate, TokenEstimate
+from prefixpool_router.prompt_estimate import DEFAULT_BYTES_PER_TOKEN, NO_ANCHOR, Anchor, PromptEstimate, TokenEstimate
 
 # -- load
 
@@ -205,14 +205,16 @@ def test_the_known_depth_of_a_boundary_anchors_the_rest() -> None:
     chain = chain_of(100, 200, 300, 400, total=500)
     depths = {1: 40, 2: 80, 3: 120}
     anchor = Anchor.find(chain, lambda boundary: depths.get(boundary, 0))
-    assert anchor == Anchor(300, 120)
+    assert anchor == Anchor(300, 120, 3)
     tokens = PromptEstimate(500, 4.0, anchor)
     assert tokens.total == 120 + 50
+    assert not tokens.exact
+    assert PromptEstimate(300, 4.0, anchor).exact
     assert tokens.depths(chain.offsets) == [40, 80, 120, 145]
 
 
 def test_without_anchor_the_ratio_decides() -> None:
     chain = chain_of(100, 200, total=400)
-    assert Anchor.find(chain, lambda _: 0) == Anchor(0, 0)
-    assert PromptEstimate(400, 4.0, Anchor(0, 0)).depths(chain.offsets) == [25, 50]
-    assert PromptEstimate(0, 4.0, Anchor(0, 0)).total == 1
+    assert Anchor.find(chain, lambda _: 0) == NO_ANCHOR
+    assert PromptEstimate(400, 4.0).depths(chain.offsets) == [25, 50]
+    assert PromptEstimate(0, 4.0).total == 1
