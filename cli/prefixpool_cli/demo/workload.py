@@ -21,6 +21,7 @@ SEED: Final = 20_261_129
 FIXTURE: Final = "workload.json"
 DOCUMENTS, CHATS, AGENTS = 8, 8, 6
 TURNS: Final = 10  # of every session: 220 requests
+REPLY_TOKENS: Final = 8  # the demo is about prompts
 THINK_JITTER: Final = 0.25  # of one round; small enough that with a few requests in flight no turn waits for the one before
 
 Message = dict[str, Any]
@@ -128,9 +129,10 @@ def _document(draw: Random, rules: str) -> Session:
         name=f"document-{title.lower()}-{draw.randrange(1000, 9999)}",
         kind=Kind.DOCUMENT,
         system=f"Answer from the text that you are given, in one short sentence. Style: {rules}",
-        context=text.document(draw, title, 4) + "\n\nQuestion: ",
+        context=text.document(draw, title, 3) + "\n\nQuestion: ",
         turns=tuple(
-            Turn(f"What does it say about the {text.topic(draw)} in part {draw.randrange(1, 5)}?", 10) for _ in range(TURNS)
+            Turn(f"What does it say about the {text.topic(draw)} in part {draw.randrange(1, 4)}?", REPLY_TOKENS)
+            for _ in range(TURNS)
         ),
     )
 
@@ -140,20 +142,21 @@ def _chat(draw: Random, rules: str) -> Session:
         name=f"chat-{draw.randrange(1000, 9999)}",
         kind=Kind.CHAT,
         system=f"You are a calm assistant who helps with daily work. Keep answers short. You know this: {rules}",
-        context=f"Some background first. {text.paragraph(draw, 20)}\n\n",
+        context=f"Some background first. {text.paragraph(draw, 15)}\n\n",
         turns=tuple(
-            Turn(f"{text.sentence(draw)} What would you do about the {text.topic(draw)}?", 12) for _ in range(TURNS)
+            Turn(f"{text.sentence(draw)} What would you do about the {text.topic(draw)}?", REPLY_TOKENS)
+            for _ in range(TURNS)
         ),
     )
 
 
 def _agent(draw: Random, rules: str) -> Session:
-    task = f"Find the cause of the {text.topic(draw)} problem. What is known: {text.paragraph(draw, 20)} "
-    steps = (Turn(f"exit {draw.randrange(3)}\n{text.log_lines(draw, 2)}", 8) for _ in range(TURNS - 1))
+    task = f"Find the cause of the {text.topic(draw)} problem. What is known: {text.paragraph(draw, 15)} "
+    steps = (Turn(f"exit {draw.randrange(3)}\n{text.log_lines(draw, 2)}", REPLY_TOKENS) for _ in range(TURNS - 1))
     return Session(
         name=f"agent-{draw.randrange(1000, 9999)}",
         kind=Kind.AGENT,
         system=f"You operate a depot's services through a shell. House rules: {rules} Write one command at a time.",
         context=task,
-        turns=(Turn("Begin.", 8), *steps),
+        turns=(Turn("Begin.", REPLY_TOKENS), *steps),
     )
