@@ -176,11 +176,13 @@ class Follower:
         self._started[note.id] = _Started(note.at_s, len(note.body))
         if len(self._started) > MAX_STARTED:
             self._started.popitem(last=False)
+        predicted = 0
         if self._residency is not None:
             at = datetime.fromtimestamp(self._wall_of(note.at_s), UTC)
             self._residency.arrival(note, at.date().isoformat())
+            predicted = self._residency.predicted(note.id)
             self._touch()
-        self.backlog.arrived(note.id, len(note.body), 0)
+        self.backlog.arrived(note.id, len(note.body), predicted)
         self._nudge()
 
     def end(self, note: notes.End) -> None:
