@@ -194,9 +194,9 @@ async def test_a_silent_agent_is_missed_and_its_replica_approximated(agent: Fake
         assert watch.replica.losses >= 1
 
 
-async def test_a_killed_agent_that_returns_is_known_precisely_again(agent: FakeAgent) -> None:
+async def test_a_killed_agent_that_returns_is_known_precisely_again(agent: FakeAgent, engine: str) -> None:
     await agent.hold(HASHES, DEPTHS)
-    async with watching(agent) as watch:
+    async with watching(agent, engine=engine) as watch:
         async with heartbeat(agent):
             await until(lambda: watch.verdict == (True, Mode.PRECISE, ""))
             port = agent.port
