@@ -33,7 +33,7 @@ from prefixpool_router.pictures import Account
 from prefixpool_router.prompt_estimate import NO_ANCHOR, Anchor, PromptEstimate, TokenEstimate
 from prefixpool_router.replica import Replica
 
-FENCED: Final = "fenced"  # `why` of an abandoned attempt: the gate's fence
+STOPPING: Final = frozenset({"fenced", "shutdown", "empty"})  # `why` of attempts that an engine on its way out refused
 
 
 class Prompt(NamedTuple):
@@ -203,7 +203,7 @@ class FleetDispatch:
         self._dispatcher.metrics.abandoned.labels(self.replica, why).inc()
         if replica_down:
             self._replica.went_down(why)
-        elif why == FENCED:
+        elif why in STOPPING:
             self._replica.was_fenced()
         self._dispatcher.fleet.judge(self._replica)
 

@@ -129,7 +129,7 @@ class Replica:
         if self._down:
             return f"down: {self._down}"
         if self._clock() < self._fenced_until_s:
-            return "fenced, says its gate"
+            return "it refused a request: fenced or stopping"
         if self.welcome is None or self.status is None:
             problem = self._stream_problem if self.welcome is None else "its agent has not told its state yet"
             return "" if self._alive else f"not seen answering yet; {problem}"
@@ -258,7 +258,7 @@ class Replica:
         self._watcher.judge(self)
 
     def was_fenced(self) -> None:
-        """Its gate refused a request. Agents tell this too; this is for the milliseconds before, or their absence."""
+        """It refused a request as one on its way out does. Agents tell this too; this is for before, or their absence."""
         self._fenced_until_s = self._clock() + FENCED_S
         self._watcher.judge(self)
 

@@ -137,7 +137,7 @@ def test_a_fence_met_by_a_request_counts_for_a_second_without_an_agent(world: Wo
     replica = world.join("a", agent=False)
     replica.came_up()
     replica.was_fenced()
-    assert world.verdict()[2] == "fenced, says its gate"
+    assert world.verdict()[2] == "it refused a request: fenced or stopping"
     world.later(1.1)
     assert world.verdict()[0] is True
 
