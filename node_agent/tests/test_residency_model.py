@@ -17,6 +17,8 @@ TEXT = """the engine holds a prefix of tokens and blocks; routers publish bounda
 hello naïve café is residency?\n\n  indented code(x) = 42; {"json": true} unbelievable straße's 100% \u00e9 e\u0301 👩‍👩‍👧"""
 WORDS = TEXT.split(" ")
 SYSTEMS = [" ".join(WORDS * n) for n in (1, 2, 3)]
+BLOCKS = 60
+MOST_TOKENS = BLOCKS * SIZE - 3 * SIZE  # of one request
 Messages = list[dict[str, str]]
 
 texts = st.lists(st.sampled_from(WORDS), max_size=40).map(" ".join)
@@ -43,11 +45,13 @@ class Traffic(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.rig = Rig(MODEL, 60, self.host_blocks)
+        self.rig = Rig(MODEL, BLOCKS, self.host_blocks)
         self.chats: list[Messages] = []
         self.requests: list[tuple[str, dict[str, Any]]] = []
 
     def ask(self, path: str, body: dict[str, Any], reply: str, **options: Any) -> None:
+        if len(self.rig.render(path, body)) + len(self.rig.bpe.encode(reply)) > MOST_TOKENS:
+            return
         finished = self.rig.ask(path, body, reply, **options)
         self.requests.append((path, body))
         assert finished.comparable
@@ -57,9 +61,8 @@ class Traffic(RuleBasedStateMachine):
 
     def say(self, messages: Messages, reply: str, **options: Any) -> None:
         body = {"model": "m", "messages": messages}
-        if len(self.rig.render(CHAT, body)) + len(self.rig.bpe.encode(reply)) < 400:
-            self.ask(CHAT, body, reply, **options)
-            self.chats.append([*messages, {"role": "assistant", "content": reply}])
+        self.ask(CHAT, body, reply, **options)
+        self.chats.append([*messages, {"role": "assistant", "content": reply}])
 
     @rule(system=st.sampled_from(SYSTEMS), text=texts, reply=replies, events_first=st.booleans(), full=st.booleans())
     def new_chat(self, system: str, text: str, reply: str, events_first: bool, full: bool) -> None:
@@ -85,7 +88,7 @@ class Traffic(RuleBasedStateMachine):
         """Both compute the same blocks of the reply: two copies, removed one by one."""
         messages = [{"role": "system", "content": system}, user(text)]
         body = {"model": "m", "messages": messages}
-        if len(self.rig.render(CHAT, body)) + len(self.rig.bpe.encode(reply)) > 220:
+        if len(self.rig.render(CHAT, body)) + len(self.rig.bpe.encode(reply)) > MOST_TOKENS // 2:
             return
         self.rig.ask_together(CHAT, [body, body], reply, events_late=events_late)
         self.requests.append((CHAT, body))

@@ -41,8 +41,8 @@ class Runs(NamedTuple):
 
     runs: list[Run]
     cap: int  # decoded offset: JSON moves behind here from turn to turn, so nothing behind it may be credited
-    early_until: int = 0  # canonical offset: text before it is printed behind JSON that follows it in the chain,
-    early_cap: int = 0  # so it may be credited up to this decoded offset only
+    early_until: int = 0  # canonical end of JSON that is printed ahead of text which precedes it in the chain: until
+    early_cap: int = 0  # then, text may be credited up to this decoded offset only
 
 
 class _Json(NamedTuple):
@@ -83,7 +83,7 @@ def _with_json(runs: Runs, decoded: bytes, segment: _Json, texts: Sequence[Run])
         return runs  # not printed, or not in the known part of the path
     cap = max((run.decoded_end for run in texts if run.decoded_end <= elsewhere), default=0)
     if elsewhere < low:
-        return runs._replace(early_until=segment.start, early_cap=cap)
+        return runs._replace(early_until=segment.start + len(segment.data), early_cap=cap)
     return runs._replace(cap=min(runs.cap, cap))
 
 
