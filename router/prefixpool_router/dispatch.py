@@ -137,7 +137,7 @@ class FleetDispatch:
     ) -> None:
         self._dispatcher = dispatcher
         self._replica = replica
-        self._request = request
+        self._comparable = comparable(request.path, request.body)  # the body itself is not kept while the answer runs
         self._prompt = prompt
         self._decision = decision
         self._mode = replica.mode
@@ -269,7 +269,7 @@ class FleetDispatch:
             picture.promise(chain.hashes, tokens.depths(chain.offsets), until).keep()
 
     def _learn(self, outcome: Outcome) -> None:
-        if outcome.prompt_tokens is None or not comparable(self._request.path, self._request.body):
+        if outcome.prompt_tokens is None or not self._comparable:
             return
         chain = self._prompt.chain
         if chain is not None:

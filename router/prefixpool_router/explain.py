@@ -171,10 +171,10 @@ class DecisionRing:
         """The oldest one goes."""
         self._ring.append(decision)
 
-    def latest(self, count: int, request_id: str = "", worker: int = 0) -> list[Explanation]:
+    def latest(self, count: int, request_id: str = "") -> list[Decision]:
         """Newest first; all attempts of one request if its id is given."""
         chosen = (d for d in reversed(self._ring) if not request_id or d.request_id == request_id)
-        return [decision.explanation(worker) for decision in islice(chosen, count)]
+        return list(islice(chosen, count))
 
 
 def _candidate(numbers: tuple[Any, ...]) -> Candidate:

@@ -12,7 +12,7 @@ from prefixpool_router.fleet import Fleet
 from prefixpool_router.replica import Replica
 
 PROBE_S: Final = 2.0  # deadline of one probe
-_CALM: Final = 5  # a replica that answers is asked this many times less often
+_CALM: Final = 5  # a plain backend that answers is asked this many times less often
 _NO_HEALTH: Final = frozenset({404, 405, 501})  # plain OpenAI backends need not have /health
 
 
@@ -40,7 +40,9 @@ class Prober:
         waited_s = self._fleet.clock() - replica.created_s
         if replica.member.agent and not replica.was_told and waited_s < self._fleet.settings.agent_grace_s:
             return False  # its agent may be about to say that the engine is still loading
-        return not self._fleet.verdict(replica.name).usable or self._turn % _CALM == 0
+        # One whose agent fell silent is asked at once: its whole machine may be gone.
+        calm = replica.member.agent is None and self._fleet.verdict(replica.name).usable
+        return not calm or self._turn % _CALM == 0
 
     async def _probe(self, replica: Replica) -> None:
         problem = await self.ask(replica.member.engine)

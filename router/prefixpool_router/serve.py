@@ -22,7 +22,7 @@ from prefixpool_router.app import Edge
 from prefixpool_router.credentials import Credentials
 from prefixpool_router.dispatch import FleetDispatcher
 from prefixpool_router.drain import Draining, drain
-from prefixpool_router.explain import DecisionRing, Explanation
+from prefixpool_router.explain import DecisionRing
 from prefixpool_router.fleet import Fleet, FleetSettings
 from prefixpool_router.fleet_tasks import FleetTasks
 from prefixpool_router.knowledge import Knowledge
@@ -160,10 +160,6 @@ class Router:
             replicas=[replica_report(fleet, replica) for _, replica in sorted(fleet.replicas.items())],
         )
 
-    def explain(self, count: int, request_id: str) -> list[Explanation]:
-        """Newest first."""
-        return self.decisions.latest(count, request_id, self.place.worker)
-
 
 class _Telling:
     """admin.Telling of one process."""
@@ -178,11 +174,16 @@ class _Telling:
         return StateReport(workers=[self._router.report()])
 
     async def explain(self, count: int, request_id: str) -> Explanations:
-        return Explanations(self._router.explain(count, request_id))
+        told = []
+        for decision in self._router.decisions.latest(count, request_id):
+            told.append(decision.explanation(self._router.place.worker))
+            await asyncio.sleep(0)  # each costs a fraction of a millisecond: requests come in between
+        return Explanations(told)
 
     async def metrics(self) -> bytes:
         self._router.fleet.measure()
-        return exposition(self._router.registry)
+        # In a thread: with hundreds of replicas, writing all series takes tens of milliseconds.
+        return await asyncio.to_thread(exposition, self._router.registry)
 
 
 def bound(host: str, port: int, *, shared: bool) -> socket.socket:

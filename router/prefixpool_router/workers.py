@@ -25,7 +25,7 @@ from prefixpool_router.admin import admin_app
 from prefixpool_router.drain import Draining
 from prefixpool_router.metrics import WorkersMetrics
 from prefixpool_router.processes import stop_on_signals
-from prefixpool_router.serve import bound, membership
+from prefixpool_router.serve import Router, bound
 from prefixpool_router.settings import RouterSettings
 from prefixpool_router.workers_view import WorkersView
 
@@ -38,7 +38,7 @@ _KILL_AFTER_S: Final = 5.0  # beyond the drain's own deadlines
 
 async def serve_with_workers(settings: RouterSettings) -> int:
     """Until drained; the number of workers that did not end well. Raises OSError if a port is taken, SettingsError."""
-    membership(settings)  # complain once, not in every worker
+    Router(settings)  # complain once of what cannot work, not in every worker
     draining = Draining()
     stop_on_signals(draining)
     with _private_directory() as directory, _reserved_port(settings) as port:

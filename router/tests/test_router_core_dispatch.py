@@ -17,7 +17,7 @@ from prefixpool.policy.base import Reason
 from prefixpool.wire import Mode, State, Tier
 from prefixpool_router.dispatch import FleetDispatch, FleetDispatcher
 from prefixpool_router.dispatch_types import Outcome, RoutedRequest
-from prefixpool_router.explain import DecisionRing
+from prefixpool_router.explain import DecisionRing, Explanation
 from prefixpool_router.fleet import Fleet, FleetSettings
 from prefixpool_router.knowledge import CONFIRM_S, Knowledge
 from prefixpool_router.membership import Member
@@ -341,7 +341,7 @@ def test_every_policy_can_be_asked_for(policy: str) -> None:
     request = RoutedRequest(path=PATH, body=chat(LONG).body, policy=policy, session="s")
     dispatch = pool.send(request)
     assert dispatch.replica in "abc"
-    assert pool.decisions.latest(1)[0].policy == policy
+    assert told(pool)[0].policy == policy
 
 
 def test_scopes_do_not_share_predictions() -> None:
@@ -433,10 +433,14 @@ def test_the_length_of_prompts_is_learned() -> None:
     for i in range(5):
         pool.send(chat(f"{i} {LONG}")).finish(ok(4000, 0))
     pool.send(chat(f"new {LONG}"))
-    assert pool.decisions.latest(1)[0].prompt_tokens == pytest.approx(4000, rel=0.02)
+    assert told(pool)[0].prompt_tokens == pytest.approx(4000, rel=0.02)
 
 
 # -- explain
+
+
+def told(pool: Pool, count: int = 5, request_id: str = "") -> list[Explanation]:
+    return [decision.explanation(0) for decision in pool.decisions.latest(count, request_id)]
 
 
 def test_a_decision_is_explained_by_the_numbers_of_its_time() -> None:
@@ -446,14 +450,14 @@ def test_a_decision_is_explained_by_the_numbers_of_its_time() -> None:
     dispatch = pool.send(request)
     pool["a"].load_reported(wire.Load(inflight=99))
     dispatch.finish(ok(1808, 1792))
-    (told,) = pool.decisions.latest(5, "r")
-    assert (told.replica, told.reason, told.mode) == ("a", Reason.WARM, Mode.PRECISE)
-    numbers = {candidate.name: candidate for candidate in told.candidates}
+    (first,) = told(pool, request_id="r")
+    assert (first.replica, first.reason, first.mode) == ("a", Reason.WARM, Mode.PRECISE)
+    numbers = {candidate.name: candidate for candidate in first.candidates}
     assert (numbers["a"].held_tokens, numbers["a"].inflight) == (1807, 0)
     assert (numbers["b"].held_tokens, numbers["b"].inflight) == (0, 0)
     assert numbers["a"].total < numbers["b"].total
-    assert told.outcome is not None
-    assert (told.outcome.status, told.outcome.cached_tokens) == (200, 1792)
+    assert first.outcome is not None
+    assert (first.outcome.status, first.outcome.cached_tokens) == (200, 1792)
 
 
 def test_a_retry_is_explained_as_two_attempts() -> None:
@@ -461,7 +465,7 @@ def test_a_retry_is_explained_as_two_attempts() -> None:
     first = pool.send(chat(LONG))
     first.abandon("busy", replica_down=False)
     pool.send(chat(LONG), first.replica)
-    second_told, first_told = pool.decisions.latest(5)
+    second_told, first_told = told(pool)
     assert first_told.outcome is not None
     assert first_told.outcome.abandoned == "busy"
     assert second_told.excluded == (first.replica,)
@@ -472,7 +476,7 @@ def test_a_retry_is_explained_as_two_attempts() -> None:
 def test_explanations_hold_no_prompt_text() -> None:
     pool = Pool("a")
     pool.send(chat("a very secret word")).finish(ok(10, 0))
-    assert "secret" not in repr(pool.decisions.latest(1))
+    assert "secret" not in repr(told(pool))
 
 
 def test_only_the_last_decisions_are_kept() -> None:
@@ -480,4 +484,4 @@ def test_only_the_last_decisions_are_kept() -> None:
     for i in range(100):
         pool.send(chat(f"{i}")).finish(ok(10, 0))
     assert len(pool.decisions) == 64
-    assert int(pool.decisions.latest(1)[0].id, 16) == 100
+    assert int(told(pool)[0].id, 16) == 100
