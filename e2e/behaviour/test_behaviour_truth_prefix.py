@@ -55,9 +55,7 @@ async def test_middle_of_a_prompt_is_no_prefix__peers_18(pool: SimPool) -> None:
     page = await pool.client.post(COMPLETIONS, {"prompt": text("B: second page", 80) + shared, "max_tokens": 1})
     for reply in (other, page):
         assert (reply.cached, reply.predicted) == (0, 0)
-        assert {name: one.held_tokens for name, one in (await pool.numbers(reply.request_id)).items()} == dict.fromkeys(
-            pool.names, 0
-        )
+        assert await pool.held(reply) == dict.fromkeys(pool.names, 0)
 
 
 async def test_other_tools_are_another_prompt__peers_23(pool: SimPool) -> None:
@@ -118,8 +116,7 @@ async def test_nothing_cached_anywhere_leaves_the_choice_to_load__peers_16(pool:
     assert {reply.replica for reply in replies} == {idle}
     assert {reply.reason for reply in replies} <= {"cold", "cold_moved"}
     for reply in replies:
-        numbers = (await pool.numbers(reply.request_id)).values()
-        assert [(one.device_tokens, one.held_tokens) for one in numbers] == [(0, 0), (0, 0)]
+        assert await pool.held(reply) == {loaded: 0, idle: 0}
 
 
 async def test_reset_cache_is_credited_to_nobody__peers_2(pool: SimPool) -> None:
@@ -133,6 +130,5 @@ async def test_reset_cache_is_credited_to_nobody__peers_2(pool: SimPool) -> None
     assert (await holder.post("/reset_prefix_cache", b"")).status == 200
     await pool.knows_nothing_of(first.replica)
     third = await pool.client.chat(said)
-    numbers = await pool.numbers(third.request_id)
-    assert {name: one.held_tokens for name, one in numbers.items()} == dict.fromkeys(pool.names, 0)
+    assert await pool.held(third) == dict.fromkeys(pool.names, 0)
     assert (third.predicted, third.cached) == (0, 0)

@@ -17,7 +17,7 @@ async def eventually(check: Callable[[], Awaitable[T]], *, within_s: float = PAT
     found: T | None = None
     try:
         async with asyncio.timeout(within_s):
-            while not (found := await check()):
+            while not (found := await check()):  # noqa: ASYNC110 -- what is waited for is in other processes
                 await asyncio.sleep(POLL_S)
             return found
     except TimeoutError:

@@ -20,17 +20,19 @@ from typing import Final
 import aiohttp
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
-from prefixpool import wire
+from prefixpool import names, wire
 from prefixpool_agent.settings import EngineKind
 from prefixpool_cli.admin import AdminClient
+from prefixpool_cli.errors import PoolError
 from prefixpool_cli.local_pool import LocalPool
 from prefixpool_cli.pool_spec import PoolSpec
 from prefixpool_router.auth import scope_salt
-from prefixpool_router.explain import CandidateNumbers, Explanation
+from prefixpool_router.explain import Explanation
 from prefixpool_router.state import ReplicaReport, RouterReport
 from prefixpool_testing.eventually import PATIENCE_S, eventually
-from prefixpool_testing.pool_client import PoolClient
+from prefixpool_testing.pool_client import PoolClient, Reply
 
 MARKER: Final = "quetzalmarker"  # in every prompt, in nothing else
 MODEL: Final = "sim"
@@ -38,6 +40,7 @@ ADAPTER: Final = "tuned"
 KEYS: Final = {"alpha": "key-of-alpha", "beta": "key-of-beta"}
 SALT_KEY: Final = b"salt key of the tests"
 _WORDS: Final = ("river", "stone", "lamp", "orchard", "winter", "copper", "signal", "harbour", "needle", "market", "valley")
+_LETTERS: Final = str.maketrans("0123456789", "ghijklmnop")
 
 
 class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,19 +101,19 @@ class SimPool:
         assert found, "no router remembers this request"
         return max(found, key=lambda each: each.at)
 
-    async def numbers(self, request_id: str) -> dict[str, CandidateNumbers]:
-        """What the last decision about a request knew of each candidate."""
-        return {each.name: each for each in (await self.explain(request_id)).candidates}
+    async def held(self, reply: Reply) -> dict[str, int]:
+        """Tokens of a request that each candidate was believed to hold, in any tier, when it was routed."""
+        return {each.name: each.held_tokens for each in (await self.explain(reply.request_id)).candidates}
 
     async def metric(self, name: str, **labels: str) -> float:
         """Sum of the samples of all routers with these labels."""
-        total = 0.0
-        for router in self.local.routers:
-            async with self.http.get(router.admin_url + "/metrics") as answer:
-                families = text_string_to_metric_families(await answer.text())
-            samples = (sample for family in families for sample in family.samples)
-            total += sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
-        return total
+        samples = [sample for router in self.local.routers for sample in await self._samples(router.admin_url)]
+        return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
+
+    async def _samples(self, url: str) -> list[Sample]:
+        async with self.http.get(url + names.PATH_METRICS) as answer:
+            families = text_string_to_metric_families(await answer.text())
+        return [sample for family in families for sample in family.samples]
 
     def _admin(self, router: int) -> AdminClient:
         return AdminClient(self.http, self.local.routers[router].admin_url)
@@ -124,28 +127,43 @@ class SimPool:
         return info
 
     async def settled(self) -> None:
-        """Until no request is under way and every router process knows what every agent knows."""
-        await eventually(self._settled, what="routers know what agents know")
+        """Until no request is under way, agents have placed all they heard of, and every router process knows it."""
+        before: dict[str, int] = {}
 
-    async def _settled(self) -> bool:
+        async def check() -> bool:
+            nonlocal before
+            earlier, before = before, await self._known_by_all()
+            return bool(before) and before == earlier  # twice: agents map what they hear of some milliseconds later
+
+        await eventually(check, what="routers know what agents know")
+
+    async def _known_by_all(self) -> dict[str, int]:
+        """Boundaries by replica; empty while routers and agents differ, or something is under way."""
         infos = [await self.info(name) for name in self.names]
-        if any(info.inflight or info.state is not wire.State.READY for info in infos):
-            return False
         known = {info.replica: info.boundaries for info in infos}
-        return all(
-            view.account == "whole" and view.boundaries == known[view.name] and not view.own_inflight
-            for router in await self.routers()
-            for view in router.replicas
+        busy = [info for info in infos if info.inflight or info.state is not wire.State.READY]
+        views = [view for router in await self.routers() for view in router.replicas]
+        same = all(
+            view.account == "whole" and view.boundaries == known[view.name] and not view.own_inflight for view in views
         )
+        told = [await self._all_told(name) for name in self.names]
+        return known if same and all(told) and not busy else {}
 
-    async def usable(self, *names: str) -> None:
+    async def _all_told(self, name: str) -> bool:
+        """Whether the agent has heard how each request ended of whose arrival it heard."""
+        url = self.local.replicas[name].agent_url
+        samples = await self._samples(url)
+        counts = {s.labels["kind"]: s.value for s in samples if s.name == "prefixpool_agent_notes_total"}
+        return counts.get("arrival", 0) == counts.get("end", 0)
+
+    async def usable(self, *replicas: str) -> None:
         """Until all routers send requests to these replicas (default: to all), and know their caches precisely."""
 
         async def check() -> bool:
-            views = [view for name in names or self.names for view in await self.views(name)]
+            views = [view for name in replicas or self.names for view in await self.views(name)]
             return bool(views) and all(view.usable and view.account == "whole" for view in views)
 
-        await eventually(check, what=f"{names or self.names} usable")
+        await eventually(check, what=f"{replicas or self.names} usable")
 
     async def in_flight(self, name: str, requests: int) -> None:
         """Until all routers know that so many requests are in a replica."""
@@ -189,7 +207,11 @@ async def started(options: PoolOptions, folder: Path) -> AsyncIterator[SimPool]:
         keep_logs=str(folder / "logs"),
     )
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http, LocalPool(spec) as local:
-        await local.start()
+        try:
+            await local.start()
+        except PoolError as error:
+            error.add_note(error.hint)  # the end of a log: what pytest should show
+            raise
         yield SimPool(local, http, folder)
 
 
@@ -208,9 +230,10 @@ def salt_of(scope: str) -> str:
 
 
 def text(name: str, words: int = 150) -> str:
-    """A text of so many words that begins with its name: two names share no block. About two tokens a word."""
+    """A text of so many words, about two tokens each. Two names share no block, even behind the template's own words."""
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8].translate(_LETTERS)
     draw = Random(name)
-    return f"{name} {MARKER}: " + " ".join(draw.choice(_WORDS) for _ in range(words)) + "."
+    return f"{digest} {MARKER} {name}: " + " ".join(draw.choice(_WORDS) for _ in range(words)) + "."
 
 
 def _read_logs(root: Path) -> dict[str, str]:
