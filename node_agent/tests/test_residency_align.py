@@ -144,7 +144,7 @@ def test_ids_without_text_do_not_break_the_alignment() -> None:
     assert chain.marks[-1] == 2
 
 
-# -- JSON: tools and calls are printed anew by the template ---------------------------------------------------------------
+# -- JSON: tools and calls are printed anew by the template ---------------------------------------------------------
 
 
 def with_tools(body: dict[str, Any], where: str) -> list[int]:

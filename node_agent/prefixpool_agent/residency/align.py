@@ -84,12 +84,14 @@ def align(
     text = _Text(decoded, runs, prompt.complete, opaque, None if request.generation else chain.total_bytes)
     depths = array("i", [UNKNOWN]) * len(chain.offsets)
     for i in range(skip, len(depths)):
-        mark = chain.marks[i]
-        if mark != len(request.segments):
-            depth = text.depth(chain.offsets[i], mark)
+        if chain.marks[i] != len(request.segments):
+            depth = text.depth(chain.offsets[i], chain.marks[i])
             depths[i] = depth if depth == UNKNOWN else base + depth
-        elif prompt.complete and prompt.length is not None and opaque is None and runs.cap == len(decoded.text):
-            depths[i] = prompt.length  # behind the generation prompt: all of it
+    if prompt.complete and prompt.length is not None and opaque is None and runs.cap == len(decoded.text):
+        if request.generation:
+            depths[-1] = prompt.length  # behind the generation prompt: all of it
+        elif len(request.segments) == 1:
+            depths[-1] = prompt.length - 1  # a completion's last token may merge with what continues it
     content_end = starts[-1] + len(segments[-1].data) if segments else 0
     return Alignment(depths, text.reach >= content_end, runs.cap < len(decoded.text))
 
