@@ -5,47 +5,30 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-import aiohttp
-
 from prefixpool import names
 from prefixpool_router import verdict
+from prefixpool_router.engine_connection import EngineAnswer
+from prefixpool_router.failures import BusyError, EmptyError
 from prefixpool_router.paths import Api
-from prefixpool_router.stream import ChunkReader
-from prefixpool_router.upstream import UnansweredError
 
 _MAX_WHOLE_BYTES: Final = 32 << 20  # a longer answer is relayed as it comes, without the cached-tokens header
 _ROLE_GRACE_S: Final = 0.01  # how long a bare role chunk waits for what engines send together with it
 _WHOLE: Final = frozenset(Api) - {Api.OTHER}
 
 
-class BusyError(UnansweredError):
-    """The engine would not begin: fenced, out of room, or shutting down."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
-
-
-class EmptyError(UnansweredError):
-    """A 200 without a single token: the engine is shutting down."""
-
-    why = "empty"
-
-
 class Answer:
     """One that will go to the client. `head`: chunks read already; `whole`: that is all of it."""
 
-    __slots__ = ("head", "is_stream", "reader", "response", "whole")
+    __slots__ = ("head", "is_stream", "response", "whole")
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, response: EngineAnswer) -> None:
         self.response = response
-        self.reader = ChunkReader(response)
         self.head: list[bytes] = []
         self.whole = False
-        self.is_stream = response.headers.get("Content-Type", "").startswith("text/event-stream")
+        self.is_stream = response.head.headers.get("Content-Type", "").startswith("text/event-stream")
 
 
-async def open_answer(api: Api, response: aiohttp.ClientResponse) -> Answer:
+async def open_answer(api: Api, response: EngineAnswer) -> Answer:
     """Raises UnansweredError. The response is closed then, and on cancellation: that frees the engine at once."""
     answer = Answer(response)
     try:
@@ -57,7 +40,7 @@ async def open_answer(api: Api, response: aiohttp.ClientResponse) -> Answer:
 
 
 async def _read_opening(api: Api, answer: Answer) -> None:
-    status, headers = answer.response.status, answer.response.headers
+    status, _, headers = answer.response.head
     if status == 200 and answer.is_stream:
         await _read_first_event(api, answer)
     elif api in _WHOLE or status >= 500:
@@ -87,7 +70,7 @@ async def _read_first_event(api: Api, answer: Answer) -> None:
 
 
 async def _read_more(api: Api, answer: Answer) -> verdict.Opening:
-    chunk = await answer.reader.next()
+    chunk = await answer.response.next()
     if not chunk:
         return verdict.Opening.NOTHING
     answer.head.append(chunk)
@@ -96,7 +79,7 @@ async def _read_more(api: Api, answer: Answer) -> verdict.Opening:
 
 async def _read_whole(answer: Answer) -> None:
     size = 0
-    while chunk := await answer.reader.next():
+    while chunk := await answer.response.next():
         answer.head.append(chunk)
         size += len(chunk)
         if size > _MAX_WHOLE_BYTES:

@@ -14,10 +14,10 @@ from prefixpool_router import headers, verdict
 from prefixpool_router.answer import Answer
 from prefixpool_router.dispatch_types import Dispatch, Outcome
 from prefixpool_router.exchange import Exchange
+from prefixpool_router.failures import SilentError, UnansweredError
 from prefixpool_router.metrics import EdgeMetrics
-from prefixpool_router.stream import Watchdog, watch
-from prefixpool_router.upstream import SilentError, UnansweredError
 from prefixpool_router.usage import UNKNOWN, StreamMeter, Usage, usage_of_answer
+from prefixpool_router.watchdog import Watchdog, watch
 
 _BUFFERED_BYTES: Final = 1 << 15  # what a connection takes without waiting for its client
 _CLIENT_GONE: Final = "the client went away"
@@ -57,13 +57,13 @@ class Delivery:
 
     async def _send_whole(self) -> web.StreamResponse:
         body = b"".join(self._answer.head)
-        status = self._answer.response.status
+        status = self._answer.response.head.status
         usage = usage_of_answer(body) if status == 200 else UNKNOWN
         self._finish(usage)  # the engine is done with it, however long the client takes
         fields = self._headers()
         if usage.cached is not None:
             fields[names.H_CACHED] = str(usage.cached)
-        response = web.Response(status=status, reason=self._answer.response.reason, body=body, headers=fields)
+        response = web.Response(status=status, reason=self._answer.response.head.reason, body=body, headers=fields)
         self._exchange.announce_close(response)
         try:
             async with asyncio.timeout(self._write_s if len(body) > _BUFFERED_BYTES else None):
@@ -75,7 +75,9 @@ class Delivery:
 
     async def _relay(self) -> web.StreamResponse:
         answer, request = self._answer, self._exchange.request
-        response = LateHeaders(status=answer.response.status, reason=answer.response.reason, headers=self._headers())
+        response = LateHeaders(
+            status=answer.response.head.status, reason=answer.response.head.reason, headers=self._headers()
+        )
         self._exchange.announce_close(response)
         dog = watch(answer.response, request, read_s=self._silence_s, write_s=self._write_s)
         try:
@@ -94,7 +96,7 @@ class Delivery:
     async def _pump(self, response: web.StreamResponse, dog: Watchdog) -> None:
         for chunk in self._answer.head:
             await self._pass_on(chunk, response, dog)
-        read, meter = self._answer.reader.next, self._meter
+        read, meter = self._answer.response.next, self._meter
         dog.reading()
         while chunk := await read():
             await self._pass_on(chunk, response, dog)
@@ -142,7 +144,7 @@ class Delivery:
     def _finish(self, usage: Usage, *, error: str = "", aborted: bool = False) -> None:
         self._dispatch.finish(
             Outcome(
-                status=self._answer.response.status,
+                status=self._answer.response.head.status,
                 prompt_tokens=usage.prompt,
                 cached_tokens=usage.cached,
                 output_tokens=usage.output,
@@ -158,4 +160,4 @@ class Delivery:
             names.H_REASON: self._dispatch.reason,
             names.H_PREDICTED: str(self._dispatch.predicted_tokens),
         }
-        return headers.for_client(self._answer.response.headers, own)
+        return headers.for_client(self._answer.response.head.headers, own)

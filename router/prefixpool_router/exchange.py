@@ -10,7 +10,8 @@ from aiohttp import web
 
 from prefixpool.errors import Dialect, RequestError
 from prefixpool_router.dispatch_types import RoutedRequest
-from prefixpool_router.headers import Fields
+from prefixpool_router.engine_http import EngineRequest
+from prefixpool_router.headers import RawFields
 from prefixpool_router.limits import BodyLimits, arriving
 from prefixpool_router.paths import Route
 
@@ -32,7 +33,7 @@ class Exchange:
         self,
         arrived: Arrived,
         routed: RoutedRequest,
-        headers: Fields,
+        fields: RawFields,
         *,
         body: bytes | None,
         withhold: bool,
@@ -41,9 +42,8 @@ class Exchange:
         self.request = arrived.request
         self.api = arrived.route.api
         self.routed = routed
-        self.headers = headers  # for the engine
+        self._fields = fields  # for the engine
         self.withhold = withhold  # it was the router that asked for the usage chunk, not the client
-        self.target = arrived.request.raw_path
         self.dialect = Dialect.of_path(routed.path)
         self.repeatable = True  # False once a body that nobody kept is on its way to an engine
         self.refusal: RequestError | None = None  # what was wrong with a body that was being passed on
@@ -52,11 +52,12 @@ class Exchange:
         self._started_s = arrived.started_s
         self._limits = limits
 
-    def body(self) -> bytes | AsyncIterator[bytes] | None:
+    def engine_request(self) -> EngineRequest:
         """For one attempt."""
-        if self._body is None:
-            return self._passing()
-        return self._body or None
+        request, body = self.request, self._body
+        if body is not None:
+            return EngineRequest(request.method, request.raw_path, self._fields, body, len(body))
+        return EngineRequest(request.method, request.raw_path, self._fields, self._passing(), request.content_length)
 
     def age_s(self) -> float:
         return asyncio.get_running_loop().time() - self._started_s

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from multidict import CIMultiDict, istr
+from multidict import CIMultiDict
 
 from prefixpool import names
 from prefixpool_router.paths import Api
@@ -26,19 +26,23 @@ _HOP_BY_HOP: Final = frozenset(
     }
 )
 # Not for the engine: the pool's credentials, what the HTTP client sets itself, what steers an engine from inside.
-_NOT_UP: Final = _HOP_BY_HOP | {
-    "authorization",
-    "x-api-key",
-    "host",
-    "content-length",
-    "expect",
-    names.H_REQUEST_ID,
-    names.H_SESSION,
-    names.H_POLICY,
-    "x-vllm-priority",
-    "x-data-parallel-rank",
-}
-_NOT_UP_READ: Final = _NOT_UP | {"accept-encoding"}  # where the answer's usage is read, it must come as it is
+_NOT_UP: Final = frozenset(
+    name.encode()
+    for name in (
+        *_HOP_BY_HOP,
+        "authorization",
+        "x-api-key",
+        "host",
+        "content-length",
+        "expect",
+        names.H_REQUEST_ID,
+        names.H_SESSION,
+        names.H_POLICY,
+        "x-vllm-priority",
+        "x-data-parallel-rank",
+    )
+)
+_NOT_UP_READ: Final = _NOT_UP | {b"accept-encoding"}  # where the answer's usage is read, it must come as it is
 _NOT_DOWN: Final = _HOP_BY_HOP | {
     names.H_REPLICA,
     names.H_REASON,
@@ -50,11 +54,9 @@ _NOT_DOWN: Final = _HOP_BY_HOP | {
 }
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,200}")
 
-Fields = CIMultiDict[str]
+_REQUEST_ID_NAME: Final = names.H_REQUEST_ID.encode()
 
-REQUEST_ID: Final = istr(names.H_REQUEST_ID)
-AUTHORIZATION: Final = istr("Authorization")
-CONTENT_LENGTH: Final = istr("Content-Length")
+RawFields = Sequence[tuple[bytes, bytes]]
 
 
 def request_id(headers: Mapping[str, str]) -> str:
@@ -65,26 +67,27 @@ def request_id(headers: Mapping[str, str]) -> str:
     return os.urandom(16).hex()
 
 
-def for_engine(headers: Mapping[str, str], *, api: Api, request_id: str, engine_key: str, priority_allowed: bool) -> Fields:
-    """What an engine gets of a client's headers. Its length header is left to the HTTP client."""
+def for_engine(fields: RawFields, *, api: Api, request_id: str, engine_key: str, priority_allowed: bool) -> RawFields:
+    """What an engine gets of a client's header fields, byte for byte, and the pool's own. Framing is left to the sender."""
     drop = _NOT_UP if api is Api.OTHER else _NOT_UP_READ
     if priority_allowed:
-        drop -= {"x-vllm-priority"}
-    if "connection" in headers:
-        drop |= _named_by_connection(headers["connection"])
-    out: Fields = CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in drop)
-    out[REQUEST_ID] = request_id
+        drop -= {b"x-vllm-priority"}
+    for name, value in fields:
+        if name.lower() == b"connection":
+            drop |= {listed.strip().lower() for listed in value.split(b",")}
+    out = [field for field in fields if field[0].lower() not in drop]
+    out.append((_REQUEST_ID_NAME, request_id.encode()))
     if engine_key:
-        out[AUTHORIZATION] = f"Bearer {engine_key}"
+        out.append((b"Authorization", b"Bearer " + engine_key.encode()))
     return out
 
 
-def for_client(headers: Mapping[str, str], own: Mapping[str, str]) -> Fields:
+def for_client(headers: Mapping[str, str], own: Mapping[str, str]) -> CIMultiDict[str]:
     """What a client gets of an engine's headers, and the router's `own`."""
     drop = _NOT_DOWN
     if "connection" in headers:
         drop |= _named_by_connection(headers["connection"])
-    out: Fields = CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in drop)
+    out: CIMultiDict[str] = CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in drop)
     out.update(own)
     return out
 

@@ -52,7 +52,7 @@ class Intake:
             policy=self._policy(request, grant),
             request_id=arrived.request_id,
         )
-        fields = self._engine_headers(arrived, grant, body)
+        fields = self._engine_fields(arrived, grant)
         return Exchange(arrived, routed, fields, body=body.raw, withhold=body.withhold, limits=self._limits)
 
     async def _read_body(self, arrived: Arrived, grant: Grant) -> _Body:
@@ -82,17 +82,14 @@ class Intake:
             return request.headers.get(names.H_POLICY, "")
         return ""
 
-    def _engine_headers(self, arrived: Arrived, grant: Grant, body: _Body) -> headers.Fields:
-        fields = headers.for_engine(
-            arrived.request.headers,
+    def _engine_fields(self, arrived: Arrived, grant: Grant) -> headers.RawFields:
+        return headers.for_engine(
+            arrived.request.raw_headers,
             api=arrived.route.api,
             request_id=arrived.request_id,
             engine_key=self._credentials.engine_key,
             priority_allowed="priority" in grant.allow,
         )
-        if body.raw is None and arrived.request.content_length is not None:
-            fields[headers.CONTENT_LENGTH] = str(arrived.request.content_length)
-        return fields
 
 
 def _short(request: web.BaseRequest) -> bool:

@@ -12,9 +12,10 @@ from prefixpool_router.answer import Answer, open_answer
 from prefixpool_router.delivery import Delivery
 from prefixpool_router.dispatch_types import Dispatch, Dispatcher, Outcome
 from prefixpool_router.exchange import Exchange
+from prefixpool_router.failures import ResetError, SilentError, UnansweredError
 from prefixpool_router.metrics import EdgeMetrics
 from prefixpool_router.settings import RouterSettings
-from prefixpool_router.upstream import ResetError, SilentError, UnansweredError, Upstream, target
+from prefixpool_router.upstream import Upstream
 
 _CLIENT_GONE: Final = 499
 _MAX_RESETS: Final = 2  # a request whose engines keep dying may be what kills them
@@ -60,10 +61,9 @@ class Proxy:
             raise RequestError(503, message, retry_after_s=error.retry_after_s or _RETRY_AFTER_S) from error
 
     async def _attempt(self, exchange: Exchange, dispatch: Dispatch) -> Answer:
-        url = target(dispatch.engine_url, exchange.target)
         try:
             async with asyncio.timeout(self._silence_s):
-                response = await self._upstream.send(exchange.request.method, url, exchange.headers, exchange.body())
+                response = await self._upstream.send(dispatch.engine_url, exchange.engine_request())
                 return await open_answer(exchange.api, response)
         except TimeoutError as error:
             raise SilentError(f"no answer began within {self._silence_s:g} s") from error
