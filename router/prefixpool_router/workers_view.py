@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,7 @@ from prefixpool_router.metrics import WorkersMetrics
 from prefixpool_router.state import StateReport
 
 _log = logging.getLogger(__name__)
+_STARTUP_S: Final = 30.0  # after which a worker that never was ready is no reason to send clients elsewhere
 _ASK_S: Final = 2.0  # a worker's event loop that lags more than this is not well
 
 
@@ -33,6 +35,8 @@ class WorkersView:
         self._metrics = metrics
         self._draining = draining
         self._sessions: dict[int, aiohttp.ClientSession] = {}
+        self._were_ready: set[int] = set()
+        self._started_s = time.monotonic()
 
     async def __aenter__(self) -> Self:
         for worker, path in self._sockets.items():
@@ -46,11 +50,15 @@ class WorkersView:
             await session.close()
 
     async def readiness(self) -> Readiness:
-        """Ready if one is: the others, not ready, do not listen yet, or see the same fleet."""
+        """Once all have been ready, or had the time for it: ready if one is. One that starts again does not listen yet."""
         if self._draining.begun:
             return Readiness(False, "draining")
         answers = {w: msgspec.json.decode(body, type=_Ready) for w, body in (await self._ask(names.PATH_READYZ)).items()}
         ready = sorted(worker for worker, answer in answers.items() if answer.ready)
+        self._were_ready.update(ready)
+        starting = len(self._sockets) - len(self._were_ready)
+        if ready and starting and time.monotonic() - self._started_s < _STARTUP_S:
+            return Readiness(False, f"{starting} of {len(self._sockets)} workers are starting")
         if ready:
             return Readiness(True, f"{len(ready)} of {len(self._sockets)} workers ready; {answers[ready[0]].why}")
         why = "; ".join(f"worker {worker}: {answer.why}" for worker, answer in sorted(answers.items()))

@@ -343,6 +343,12 @@ async def state_of(http: aiohttp.ClientSession, running: Running) -> list[dict[s
     return workers
 
 
+async def until_ready(http: aiohttp.ClientSession, running: Running) -> None:
+    async with asyncio.timeout(20):
+        while (await get(http, running.admin_port, "/readyz")).status != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
 async def all_ready(http: aiohttp.ClientSession, running: Running, workers: int = 2) -> list[dict[str, Any]]:
     async with asyncio.timeout(20):
         while True:
@@ -356,7 +362,8 @@ async def test_workers_share_a_port_and_tell_as_one(pool: Pool) -> None:
     flags = ("--workers", "2", "--drain-accept-s", "0.1")
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http:
         async with command_running(pool, *flags) as running:
-            before = await all_ready(http, running)
+            await until_ready(http, running)
+            before = await state_of(http, running)  # ready is: all of them
             assert [worker["worker"] for worker in before] == [0, 1]
             answers = [await chat(http, running.port) for _ in range(30)]
             assert {answer.status for answer in answers} == {200}
