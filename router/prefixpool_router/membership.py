@@ -131,9 +131,9 @@ def check_members(members: Sequence[Member]) -> tuple[Member, ...]:
 
 
 def members_from_flags(values: Sequence[str]) -> tuple[Member, ...]:
-    """Members from `NAME=ENGINE_URL[,AGENT_URL]`, already split at commas. Raises SettingsError."""
+    """Members from `NAME=ENGINE_URL[,AGENT_URL]`, also when split at the commas already. Raises SettingsError."""
     members: list[Member] = []
-    for value in values:
+    for value in (part for whole in values for part in whole.split(",")):
         if re.match(r"https?://", value):  # no name in front: the agent of the one before
             if not members or members[-1].agent:
                 raise SettingsError(f"--replica {value!r}: expected NAME=ENGINE_URL[,AGENT_URL]")

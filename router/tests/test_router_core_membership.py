@@ -13,8 +13,9 @@ from prefixpool.errors import SettingsError
 from prefixpool_router.membership import FileMembers, Member, MemberState, StaticMembers, check_members, members_from_flags
 
 
-def test_flags_name_engine_and_agent() -> None:
-    members = members_from_flags(["a=http://h:1", "http://h:2", "b=https://x.example:8443/"])
+@pytest.mark.parametrize("first", [["a=http://h:1", "http://h:2"], ["a=http://h:1,http://h:2"]])
+def test_flags_name_engine_and_agent(first: list[str]) -> None:
+    members = members_from_flags([*first, "b=https://x.example:8443/"])
     assert members == (
         Member(name="a", engine="http://h:1", agent="http://h:2"),
         Member(name="b", engine="https://x.example:8443"),
