@@ -4,6 +4,9 @@ A frame is a 4-byte big-endian length and a MessagePack array. The gate must cos
 so it sends bodies as they are and parses neither requests nor answers; the agent does (it has its own process and, if need
 be, its own core). Prompts never leave the machine: the socket is in a 0700 directory.
 
+A connection begins with the greeting and the whole ring, oldest note first: an agent that comes back has lost what was in
+the old socket. Notes therefore come more than once.
+
 Order: notes of one API server process arrive in the order in which things happened, but relative to the engine's KV events
 either may come first (measured: 1 in 221 events precede their note).
 """

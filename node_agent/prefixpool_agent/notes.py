@@ -1,7 +1,7 @@
 """Server of the unix socket on which the gates report what requests they let through (core `note.py`).
 
-Each API server process of the engine keeps one connection and a ring of recent notes. The ring is asked for whenever a gate
-and this agent meet anew, so notes come twice; they are told apart by their ids. Notes of another engine start are dropped.
+Each API server process of the engine keeps one connection and a ring of recent notes, and begins each connection with the
+whole ring, so notes come twice; they are told apart by their ids. Notes of another engine start are dropped.
 """
 
 from __future__ import annotations
@@ -85,12 +85,16 @@ class Notes:
         self._path.unlink(missing_ok=True)
 
     def begin(self, epoch: int) -> None:
-        """Take notes of this engine start, beginning with what its gates remember."""
+        """Take notes of this engine start, beginning with what its gates remember.
+
+        Gates that are connected must come back: each begins a connection with its whole ring, whereas notes that are under
+        way now would come without those before them.
+        """
         self._epoch = epoch
         self._seen.clear()
-        for writer, hello in self._gates.items():
-            if hello.epoch == epoch:
-                self._write(writer, notes.Resend())
+        for writer in self._gates:
+            writer.close()
+        self._gates.clear()
 
     def send(self, command: notes.ToGate) -> int:
         """To every gate of the present epoch; returns to how many."""
@@ -132,12 +136,10 @@ class Notes:
             raise WireError("the first frame is not a greeting of this version")
         self._gates[writer] = hello
         self._sink.hello(hello)
-        if hello.epoch == self._epoch:
-            self._write(writer, notes.Resend())
         pace = Pace()
-        while True:
+        while writer in self._gates:
             message = notes.decode_from_gate(await _frame(reader))
-            if hello.epoch == self._epoch:
+            if writer in self._gates and hello.epoch == self._epoch:
                 self._take(message, hello.pid)
             await pace.breathe()
 

@@ -119,6 +119,9 @@ class NoteLink:
             _log.warning("agent speaks nonsense, reconnecting: %s", nonsense.exceptions[0])
 
     async def _send(self, writer: asyncio.StreamWriter) -> None:
+        # The agent at the other end is another one, or lost what was in the old socket: an end whose arrival it never saw
+        # would be worthless, so everything comes again in order. It takes each note once.
+        self._ring.rewind()
         writer.write(note.frame(self._hello(self._ring.dropped)))
         loop = asyncio.get_running_loop()
         due_s = loop.time() + TICK_S
