@@ -220,7 +220,7 @@ def test_a_request_that_stores_nothing_is_found_by_its_boundaries(rig: Rig) -> N
     assert rig.residency.counts["stored_nothing"] > 10
 
 
-# -- the closed loop ---------------------------------------------------------------------------------------------------------
+# -- the closed loop --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_salted_prefixes_are_apart(rig: Rig) -> None:
     assert rig.predicted(CHAT, body(SYSTEM, user("x"))) == 0
 
 
-# -- bounds ------------------------------------------------------------------------------------------------------------------
+# -- bounds -----------------------------------------------------------------------------------------------------------
 
 
 def test_sessions_are_bounded_by_number_and_bytes() -> None:
@@ -320,7 +320,7 @@ def test_boundaries_are_bounded_and_the_picture_stays_true() -> None:
     assert rig.residency.counts["boundaries_dropped"] > 0
 
 
-# -- the agent's own death -----------------------------------------------------------------------------------------
+# -- the agent's own death --------------------------------------------------------------------------------------------
 
 
 def test_a_saved_map_and_a_replay_make_a_new_agent_right_without_any_note(rig: Rig) -> None:

@@ -39,11 +39,12 @@ class Resume(NamedTuple):
 
 
 class Alignment(NamedTuple):
-    """Depth of each boundary of a chain. `covered`: all contents were found. `moves`: the template moves its JSON."""
+    """Depth of each boundary of a chain, and what else was seen on the way."""
 
     depths: array[int]
-    covered: bool
-    moves: bool
+    reach: int  # canonical bytes that the tokens cover
+    covered: bool  # all contents were found
+    moves: bool  # the template prints its JSON elsewhere from turn to turn
 
 
 class Prompt(NamedTuple):
@@ -93,7 +94,7 @@ def align(
         elif len(request.segments) == 1:
             depths[-1] = prompt.length - 1  # a completion's last token may merge with what continues it
     content_end = starts[-1] + len(segments[-1].data) if segments else 0
-    return Alignment(depths, text.reach >= content_end, runs.cap < len(decoded.text))
+    return Alignment(depths, text.reach, text.reach >= content_end, runs.cap < len(decoded.text))
 
 
 def reach(tokens: Sequence[int], table: TokenTable, request: Canonical, chain: PrefixChain) -> int:
@@ -120,7 +121,8 @@ def _exact(prompt: Prompt, request: Canonical, chain: PrefixChain) -> Alignment:
     known = len(given) if prompt.complete else len(prompt.tokens)
     cuts = [max(0, offset - start) // TOKEN_BYTES for offset in chain.offsets]
     depths = array("i", [cut if same and cut <= known else UNKNOWN for cut in cuts])
-    return Alignment(depths, same and len(prompt.tokens) >= len(given), moves=False)
+    covered = len(prompt.tokens) * TOKEN_BYTES if same else 0
+    return Alignment(depths, covered, covered >= len(data), moves=False)
 
 
 class _Text:

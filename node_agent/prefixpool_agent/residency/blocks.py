@@ -97,6 +97,7 @@ class BlockTrie:
         self._watcher = watcher
         self._counts = counts
         self._blocks: dict[int, Block] = {}
+        self._suspected: Counter[int] = Counter()  # copies on the device that may exist, by block
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -109,10 +110,10 @@ class BlockTrie:
         """Still part of the trie; the root is."""
         return block is self.root or self._blocks.get(block.hash) is block
 
-    def stored(self, event: Stored) -> tuple[Block | None, list[Block]]:
-        """Apply one event. Returns the last block of it (None: nothing placed) and those that were on the device already.
+    def stored(self, event: Stored) -> tuple[Block | None, list[int]]:
+        """Apply one event. Returns its last block (None: nothing placed), and which were on the device already.
 
-        Whether these have one copy more only the caller can know; see `add_copy`.
+        Whether these have one copy more only the caller can know: `add_copies`, `suspect`, or nothing.
         """
         size = self._block_tokens
         if any(hash_ not in self._blocks for hash_ in event.hashes) and not self._has_room(len(event.hashes)):
@@ -125,29 +126,48 @@ class BlockTrie:
         if len(event.tokens) != size * len(event.hashes):
             self._counts["odd_block_size"] += 1
             return None, []
-        again: list[Block] = []
+        again: list[int] = []
         parent = self.root if event.parent is None else self._get(event.parent)
         for i, hash_ in enumerate(event.hashes):
             block = self._get(hash_)
             self._place(block, parent, event.tokens[i * size : (i + 1) * size])
             if block.device and event.tier is Tier.DEVICE:
-                again.append(block)
+                again.append(hash_)
             self._own(block, event.tier)
             parent = block
         return parent, again
 
-    def add_copy(self, block: Block) -> None:
-        """One physical copy more on the device."""
-        if self.alive(block):
-            block.device += 1
-            self._relevel(block)
+    def add_copies(self, hashes: Sequence[int]) -> None:
+        """One physical copy more on the device, of each of these."""
+        for hash_ in hashes:
+            if block := self._blocks.get(hash_):
+                block.device += 1
+                self._relevel(block)
+
+    def suspect(self, hashes: Sequence[int]) -> None:
+        """Perhaps one copy more of each of these: not counted until `settle` tells, but a removal may mean it."""
+        for hash_ in hashes:
+            self._suspected[hash_] += 1
+
+    def settle(self, hashes: Sequence[int], real: bool) -> None:
+        """What was suspected is a copy, unless it was removed meanwhile, or it never was one."""
+        for hash_ in hashes:
+            if self._unsuspect(hash_) and real:
+                self.add_copies([hash_])
+
+    def _unsuspect(self, hash_: int) -> bool:
+        left = self._suspected.pop(hash_, 0)
+        if left > 1:
+            self._suspected[hash_] = left - 1
+        return left > 0
 
     def removed(self, hashes: Sequence[int], tier: Tier) -> None:
         """One copy of each of these is gone."""
         for hash_ in hashes:
             block = self._blocks.get(hash_)
             if block is None or not _has(block, tier):
-                self._counts["removed_unknown"] += 1
+                suspected = tier is Tier.DEVICE and self._unsuspect(hash_)
+                self._counts["removed_unknown"] += not suspected
                 continue
             if tier is Tier.DEVICE:
                 block.device -= 1
@@ -160,6 +180,7 @@ class BlockTrie:
 
     def cleared(self, external: bool) -> None:
         """The device tier is empty; `external`: lower tiers, too."""
+        self._suspected.clear()
         for block in self._blocks.values():
             block.device = 0
             if external:
@@ -174,6 +195,7 @@ class BlockTrie:
         for block in self._blocks.values():
             self._watcher.dropped(block)
         self._blocks.clear()
+        self._suspected.clear()
         self.root.first = None
         self._refuse = 0
 
@@ -252,6 +274,7 @@ class BlockTrie:
     def _drop(self, block: Block) -> None:
         self._watcher.dropped(block)
         del self._blocks[block.hash]
+        self._suspected.pop(block.hash, None)
         if block.next:
             block.next.previous = block.previous
         if block.previous:

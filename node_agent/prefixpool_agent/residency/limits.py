@@ -6,7 +6,10 @@ import msgspec
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Defaults suit an engine of some million tokens; see the figures in the module docstring of residency.py."""
+    """Defaults suit an engine of some million tokens, and cost about 400 MB when all of them are exhausted.
+
+    Measured on CPython 3.11: 350 bytes a block of 16 tokens, 136 bytes a boundary.
+    """
 
     blocks: int = 500_000  # blocks known, resident or leading to resident ones
     boundaries: int = 1_000_000  # boundaries that hang on known blocks

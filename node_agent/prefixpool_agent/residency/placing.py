@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from array import array
 from bisect import bisect_right
@@ -20,6 +21,8 @@ from prefixpool_agent.residency.sessions import Session
 from prefixpool_agent.residency.table import TokenTable
 
 _GROWTH: Final = 1.25  # a prompt under way is placed anew when its path has grown so much: linear work in all
+_NEAR_END: Final = 0.97  # of its expected length: placed then, and
+_SMALL_GROWTH: Final = 1.02  # from then on more often, because the rest may wait for a long answer
 _GUESSES: Final = 8  # a path without events of its own is followed so many blocks, with so many ways to go at each
 
 
@@ -39,7 +42,7 @@ class Placer:
     def place(self, session: Session, request: Canonical, chain: PrefixChain, path: Sequence[Block]) -> None:
         """Hang all boundaries whose place is known. `path`: from the root's child to the deepest block of the request."""
         answer = session.answer
-        if answer is None and (session.covered or len(path) < session.mapped_blocks * _GROWTH):
+        if answer is None and len(path) < session.next_blocks:
             return
         tokens = _tokens(path)
         length = answer.prompt_tokens if answer else None
@@ -50,7 +53,8 @@ class Placer:
         for key, depth in zip(chain.hashes, alignment.depths, strict=True):
             if depth >= 0:
                 self._boundaries.attach(key, depth, path)
-        session.mapped_blocks, session.covered = len(path), alignment.covered
+        session.mapped_blocks = len(path)
+        session.next_blocks = math.inf if alignment.covered else _worth_it(len(path), alignment.reach, chain.total_bytes)
         if answer and length is not None and len(tokens) > length:
             self._place_reply(session, request, chain.total_bytes, tokens[length:], path)
 
@@ -168,6 +172,12 @@ class Placer:
             segment = request.segments[0]._replace(data=request.segments[0].data + reply)
             return request._replace(segments=(segment,)), reply
         return None
+
+
+def _worth_it(blocks: int, reach: int, total_bytes: int) -> float:
+    """Path length at which a prompt that has come so far should be placed again."""
+    near_end = _NEAR_END * blocks * total_bytes / reach if reach else math.inf
+    return min(blocks * _GROWTH, near_end) if blocks < near_end else blocks * _SMALL_GROWTH
 
 
 def _starts_a_word(before: bytes, text: str) -> bool:

@@ -18,7 +18,7 @@ from prefixpool.note import Arrival, End
 from prefixpool.wire import Template, Tier
 from prefixpool_agent.residency import comparable, saved
 from prefixpool_agent.residency.answer import parse_answer
-from prefixpool_agent.residency.blocks import UNPLACED, Block, BlockTrie
+from prefixpool_agent.residency.blocks import UNPLACED, BlockTrie
 from prefixpool_agent.residency.boundaries import BoundaryMap, Changes
 from prefixpool_agent.residency.kv_event import Cleared, Removed, Stored, parse_event
 from prefixpool_agent.residency.limits import Limits
@@ -103,18 +103,14 @@ class Residency:
         session = self._sessions.open(event.session) if event.session else None
         repeats = self._sessions.repeats(event.session) if event.session else False
         if repeats is False:
-            self._stored_again(again)
+            self._trie.add_copies(again)  # two requests computed the same at once
         elif repeats is None and session:
+            self._trie.suspect(again)
             session.again += again
         if session and last:
             session.last = last
             self._dirty[session.id] = None
             self.counts["event_before_arrival"] += not session.arrived
-
-    def _stored_again(self, again: list[Block]) -> None:
-        """These have a second physical copy: the engine was not asked to repeat itself."""
-        for block in again:
-            self._trie.add_copy(block)
 
     def cleared(self, external: bool) -> None:
         """The prefix cache was reset. The engine's own event comes with its next step only, so the gate tells it, too."""
@@ -130,7 +126,7 @@ class Residency:
         self._group = None
         self._dirty.clear()
         for session in self._sessions:
-            session.last, session.mapped_blocks, session.covered = None, 0, False
+            session.last, session.mapped_blocks, session.next_blocks = None, 0, 0.0
             session.again.clear()
 
     # -- the gate's notes ---------------------------------------------------------------------------------------------
@@ -141,9 +137,8 @@ class Residency:
         if session is None or session.arrived:
             return  # sent again from the gate's ring
         session.arrived, session.path, session.full = True, note.path, note.full
-        again, session.again = session.again, []
-        if not session.full:
-            self._stored_again(again)
+        self._trie.settle(session.again, real=not session.full)
+        session.again = []
         body = _object(note.body)
         if body is None:
             self.counts["arrival_without_body"] += 1

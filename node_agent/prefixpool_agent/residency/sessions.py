@@ -20,11 +20,11 @@ class Session:
         "arrived",
         "chain",
         "comparable",
-        "covered",
         "full",
         "id",
         "last",
         "mapped_blocks",
+        "next_blocks",
         "path",
         "predicted",
         "request",
@@ -40,10 +40,10 @@ class Session:
         self.comparable = False
         self.predicted: int | None = None
         self.last: Block | None = None  # deepest block that carried its id
-        self.again: list[Block] = []  # stored again before we know whether `full`
+        self.again: list[int] = []  # blocks stored again before we know whether `full`
         self.answer: Answer | None = None  # None: still running
         self.mapped_blocks = 0  # length of the path when last mapped
-        self.covered = False  # all contents were found then: only the end can add something
+        self.next_blocks = 0.0  # length at which mapping again pays; infinite once only the end can add something
 
     @property
     def content_bytes(self) -> int:
