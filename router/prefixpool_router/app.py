@@ -6,6 +6,7 @@ Whatever is wrong with a request is a RequestError, raised where it is found and
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import socket
 import traceback
@@ -50,6 +51,9 @@ class Edge:
             limit=settings.max_inflight, queue=settings.max_queued, deadline_s=settings.queue_timeout_s
         )
         self.port = 0  # of the listener, once started
+        # Looking up labelled metrics costs more than counting them.
+        self._requests = functools.cache(metrics.requests.labels)
+        self._answer_seconds = functools.cache(metrics.answer_seconds.labels)
         self._closing = False
         self._open = 0
         self._idle = asyncio.Event()
@@ -131,7 +135,7 @@ class Edge:
             status = response.status
             return response
         finally:
-            self._metrics.requests.labels(api.value, str(status)).inc()
+            self._requests(api.value, str(status)).inc()
             self._open -= 1
             if not self._open:
                 self._idle.set()
@@ -152,7 +156,7 @@ class Edge:
             response = await self._proxy.serve(exchange)
         finally:
             self._admission.leave()
-        self._metrics.answer_seconds.labels(exchange.api.value).observe(exchange.age_s())
+        self._answer_seconds(exchange.api.value).observe(exchange.age_s())
         return response
 
     def _refuse(self, request: web.BaseRequest, error: RequestError, request_id: str) -> web.StreamResponse:

@@ -135,7 +135,7 @@ class EngineConnection(asyncio.Protocol):
         """Begin a request. Everything that goes wrong from here on shows in its answer."""
         answer = self._answer = EngineAnswer(self, request.method)
         body = request.body
-        if self._transport is None:
+        if self._transport is None or self._transport.is_closing():  # uvloop raises on a write then
             answer.fail(ResetError("the connection was closed already"))
         elif not isinstance(body, bytes):
             self._transport.write(head)
@@ -152,10 +152,10 @@ class EngineConnection(asyncio.Protocol):
         try:
             async for piece in body:
                 await self._writable.wait()
-                if self._transport is None:
+                if self._transport is None or self._transport.is_closing():
                     return
                 self._transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
-            if chunked and self._transport is not None:
+            if chunked and self._transport is not None and not self._transport.is_closing():
                 self._transport.write(b"0\r\n\r\n")
         except Exception as error:  # noqa: BLE001 -- the task's boundary: whatever broke the client's body breaks the attempt
             failure = ResetError("the client's body broke off")
@@ -163,12 +163,12 @@ class EngineConnection(asyncio.Protocol):
             answer.fail(failure)
 
     def pause(self) -> None:
-        if not self._paused and self._transport is not None:
+        if not self._paused and self._transport is not None and not self._transport.is_closing():
             self._paused = True
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        if self._paused and self._transport is not None:
+        if self._paused and self._transport is not None and not self._transport.is_closing():
             self._paused = False
             self._transport.resume_reading()
 

@@ -113,8 +113,9 @@ def check_declared(request: web.BaseRequest, limits: BodyLimits) -> None:
 
 def answer_expectation(request: web.BaseRequest) -> None:
     """Clients with a large body ask first; the low-level server leaves the answer to us."""
-    if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
-        request.transport.write(_CONTINUE)
+    transport = request.transport
+    if request.headers.get("Expect", "").lower() == "100-continue" and transport is not None and not transport.is_closing():
+        transport.write(_CONTINUE)
 
 
 def _too_many(message: str) -> RequestError:

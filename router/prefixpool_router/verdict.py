@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from prefixpool_router.paths import Api
 
 _DONE: Final = b"[DONE]"
 _SHUT_DOWN: Final = b"cannot schedule new futures after shutdown"
+_NO_TOKEN: Final = re.compile(rb'"completion_tokens"\s*:\s*0\b')
 _COUNTED: Final = frozenset({Api.CHAT, Api.COMPLETIONS})
 
 
@@ -62,7 +64,7 @@ def refuses_work(status: int, body: bytes) -> bool:
 
 def is_empty_answer(api: Api, body: bytes) -> bool:
     """A whole 200 answer of a shutting-down engine: no token was made, and no reason for that is given but abortion."""
-    if api not in _COUNTED:
+    if api not in _COUNTED or not _NO_TOKEN.search(body):
         return False
     answer = _decode(body)
     if answer is None or answer.usage is None or answer.usage.completion_tokens != 0:
