@@ -171,7 +171,8 @@ def _other_epoch(s: Subject) -> Finding | None:
 def _stale_stream(s: Subject) -> Finding | None:
     if s.replica.account is not Account.NONE:
         return None
-    words = f"the agent answers, but the router has no live stream from it ({s.replica.stream_losses} lost): {s.replica.mode_why}"
+    lost = f"{s.replica.stream_losses} lost: {s.replica.mode_why}"
+    words = f"the agent answers, but the router has no live stream from it ({lost})"
     return _error(
         s.where, "stale_stream", words, "the router's log says why the connection ends; do both have the same key?"
     )

@@ -16,7 +16,8 @@ from prefixpool import names
 from prefixpool_cli.errors import PoolError
 
 SOCKET_PATH_BYTES: Final = 107  # sun_path of Linux, without its final zero
-_LONGEST_NAME: Final = max(len(names.RUN_SUPERVISOR_SOCK), len(names.RUN_KV_REPLAY), len(names.RUN_NOTES_SOCK))
+_VLLM_NAME_BYTES: Final = 36  # vLLM names its own sockets there by UUIDs
+_LONGEST_NAME: Final = max(len(names.RUN_SUPERVISOR_SOCK), len(names.RUN_KV_REPLAY), _VLLM_NAME_BYTES)
 
 
 def make_run_root(parents: Sequence[str] = ()) -> Path:

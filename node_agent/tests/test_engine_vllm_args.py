@@ -66,6 +66,10 @@ def test_block_size_that_vllm_refuses_on_cpu_is_refused_before_the_start() -> No
         vllm_spec(settings(block_tokens=16), HOST)
 
 
+def test_sockets_that_vllm_leaves_behind_are_in_the_run_directory_not_in_tmp() -> None:
+    assert vllm_spec(settings(), HOST).env["VLLM_RPC_BASE_PATH"] == "/run/p"
+
+
 def test_deadline_grows_with_the_weights() -> None:
     small = vllm_spec(settings(), HOST).startup_timeout_s
     large = vllm_spec(settings(), HOST._replace(weight_bytes=10_000_000_000)).startup_timeout_s

@@ -189,6 +189,7 @@ def _env(settings: WorkerSettings, host: Host) -> dict[str, str]:
         "VLLM_HOST_IP": "127.0.0.1",  # its processes talk to each other; there are no other machines
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        "VLLM_RPC_BASE_PATH": settings.run_dir,  # vLLM never removes its sockets: where the run directory goes, they go
     }
     if host.weight_bytes is not None:
         env["HF_HUB_OFFLINE"] = "1"  # the model is a folder: nothing is to be fetched

@@ -25,6 +25,7 @@ _TICK_S: Final = 1.0
 _SHM_STARTING_S: Final = 0.5
 _SHM_S: Final = 10.0
 _SOCKETS: Final = (names.RUN_KV_PUB, names.RUN_KV_REPLAY)
+_VLLM_SOCKETS: Final = "????????-????-????-????-????????????"  # named by UUIDs; vLLM leaves them behind, even after SIGTERM
 _log = logging.getLogger(__name__)
 
 
@@ -157,6 +158,9 @@ class EngineKeeper:
     def _remove_sockets(self) -> None:
         for name in _SOCKETS:
             (self._run_dir / name).unlink(missing_ok=True)
+        for path in self._run_dir.glob(_VLLM_SOCKETS):
+            if path.is_socket():
+                path.unlink(missing_ok=True)
 
     def _set(self, **changes: object) -> None:
         self.state = replace(self.state, **changes)  # type: ignore[arg-type]  # names are checked by replace()
