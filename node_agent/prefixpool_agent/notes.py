@@ -106,7 +106,7 @@ class Notes:
     def _write(self, writer: asyncio.StreamWriter, command: notes.ToGate) -> None:
         if writer.transport.get_write_buffer_size() > WRITE_BUFFER_BYTES:
             writer.transport.abort()
-        else:
+        elif not writer.is_closing():  # uvloop raises for a closed transport
             writer.write(notes.frame(command))
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -113,7 +113,7 @@ class NoteLink:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._send(writer))
                 tasks.create_task(self._receive(reader))
-        except* (OSError, TimeoutError, EOFError) as lost:
+        except* (OSError, TimeoutError, EOFError, RuntimeError) as lost:  # uvloop: RuntimeError for a closed transport
             _log.info("agent gone: %s", lost.exceptions[0])
         except* WireError as nonsense:
             _log.warning("agent speaks nonsense, reconnecting: %s", nonsense.exceptions[0])
