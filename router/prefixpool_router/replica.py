@@ -20,6 +20,7 @@ from prefixpool_router.membership import Member, MemberState
 from prefixpool_router.pictures import Account, Pictures
 
 FENCED_S: Final = 1.0  # how long a refusal by the gate counts when no agent says more
+ATTACH_S: Final = 5.0  # an agent that has just come (back) may not have looked at its engine yet
 _NEVER: Final = float("-inf")
 DEFAULT_BLOCK_TOKENS: Final = 16  # of engines that nobody tells about: only the resolution of comparisons
 
@@ -82,6 +83,8 @@ class Replica:
         self._alive = False  # somebody saw this engine answer: its agent, or a probe
         self._down = ""
         self._down_epoch = 0
+        self._epoch = 0  # the last one that was told; agents that have not seen their engine yet say 0
+        self._attaching_until_s = _NEVER
         self._fenced_until_s = _NEVER
 
     @property
@@ -114,7 +117,7 @@ class Replica:
     @property
     def needs_probe(self) -> bool:
         """Whether only a probe can tell how its engine is: it is down, or no agent speaks for it."""
-        return bool(self._down) or self.welcome is None
+        return bool(self._down) or self.welcome is None or self._attaching
 
     @property
     def was_told(self) -> bool:
@@ -133,7 +136,7 @@ class Replica:
         if self.welcome is None or self.status is None:
             problem = self._stream_problem if self.welcome is None else "its agent has not told its state yet"
             return "" if self._alive else f"not seen answering yet; {problem}"
-        if self.status.state is State.READY:
+        if self.status.state is State.READY or (self._attaching and self._alive):
             return ""
         return f"engine is {self.status.state}" + (f": {self.status.reason}" if self.status.reason else "")
 
@@ -175,6 +178,7 @@ class Replica:
             raise WireError(f"this is the agent of {welcome.replica!r}")
         if self._epoch_is(welcome.epoch):  # else what was told last still holds: an agent that restarts costs no request
             self.status, self._alive = None, False
+        self._attaching_until_s = self._clock() + ATTACH_S if self._alive else _NEVER
         self.welcome = welcome
         self.models, self.template = welcome.models, welcome.template
         self.block_tokens = welcome.block_tokens or DEFAULT_BLOCK_TOKENS
@@ -182,7 +186,7 @@ class Replica:
 
     def snapshot_begins(self, begin: wire.SnapshotBegin) -> None:
         """Forget this replica's residency: a whole new picture follows."""
-        if not self._removed:
+        if begin.epoch and not self._removed:  # 0: an agent that has not seen its engine yet knows nothing of its cache
             self.pictures.begin()
             self.snapshots += 1
             self._watcher.snapshot_begun(self)
@@ -215,10 +219,12 @@ class Replica:
 
     def status_changed(self, status: wire.Status) -> None:
         """State of the engine. A ready engine of a new epoch ends any earlier verdict of being down."""
-        self._epoch_is(status.epoch)
+        changed = self._epoch_is(status.epoch)
         self.status = status
-        self._alive = status.state is State.READY
-        if self._alive and status.epoch > self._down_epoch:
+        if status.state is not State.STARTING or changed:
+            self._attaching_until_s = _NEVER  # it has looked
+        self._alive = status.state is State.READY or (self._alive and self._attaching)
+        if status.state is State.READY and status.epoch > self._down_epoch:
             self._down = ""
         self._fenced_until_s = _NEVER  # the agent knows better
         self._watcher.judge(self)
@@ -229,7 +235,8 @@ class Replica:
         if self.welcome is not None:
             self.losses += 1
             self._watcher.stream_lost(self)
-            self._alive = self.status is not None and self.status.state is State.READY
+            told = self.status.state if self.status is not None else State.READY
+            self._alive = self._alive and (told is State.READY or self._attaching)
             self.welcome = self.report = None
             self.load.report_expired()
             self.pictures.agent_lost(self._clock())
@@ -237,17 +244,24 @@ class Replica:
 
     def _epoch_is(self, epoch: int) -> bool:
         """True if that is another engine than the one told of last."""
-        changed = self.status is not None and self.status.epoch != epoch
+        if not epoch:
+            return False
+        changed, self._epoch = epoch != self._epoch != 0, epoch
         if changed:
             self.pictures.new_epoch()
         return changed
+
+    @property
+    def _attaching(self) -> bool:
+        """Whether its agent may not know its engine yet: what was seen before counts more than that it is `starting`."""
+        return self._clock() < self._attaching_until_s
 
     # -- connections and probes
 
     def went_down(self, why: str) -> None:
         """A connection was refused or reset, or a probe failed: nothing more is sent there, and its affinity is gone."""
         self._down = why
-        self._down_epoch = self.status.epoch if self.status is not None else 0
+        self._down_epoch = self._epoch
         self.pictures.engine_down()
         self._watcher.judge(self)
 
@@ -274,5 +288,9 @@ class Replica:
         if self._fenced_until_s <= now:
             lapsed = lapsed or self._fenced_until_s > _NEVER
             self._fenced_until_s = _NEVER
+        if self._attaching_until_s <= now:
+            lapsed = lapsed or self._attaching_until_s > _NEVER
+            self._attaching_until_s = _NEVER
+            self._alive = self._alive and (self.status is None or self.status.state is State.READY)
         if lapsed:
             self._watcher.judge(self)

@@ -150,6 +150,58 @@ def test_an_agent_that_restarts_costs_no_request(world: World) -> None:
     assert world.verdict()[0] is True  # before its first Status
 
 
+def test_a_returning_agent_that_has_not_seen_its_engine_yet_costs_no_request(world: World) -> None:
+    replica = precise(world)
+    replica.lost("killed")
+    replica.welcomed(wire.Welcome(replica="a", epoch=0, block_tokens=16))
+    replica.status_changed(wire.Status(state=State.STARTING, epoch=0, reason="the agent has just started"))
+    assert world.verdict()[0] is True
+    assert replica.needs_probe
+    replica.lost("models are known now: connect again")
+    replica.welcomed(wire.Welcome(replica="a", epoch=1, block_tokens=16))
+    replica.status_changed(wire.Status(state=State.READY, epoch=1))
+    assert world.verdict()[0] is True
+
+
+def test_the_empty_picture_of_an_agent_without_engine_is_no_news(world: World) -> None:
+    replica = precise(world)
+    replica.lost("killed")
+    replica.welcomed(wire.Welcome(replica="a", epoch=0, block_tokens=16))
+    replica.snapshot_begins(wire.SnapshotBegin(epoch=0))
+    replica.snapshot_ended(wire.SnapshotEnd(epoch=0))
+    assert world.verdict()[:2] == (True, Mode.APPROXIMATE)
+    assert world.depth(replica) == 192
+    picture(replica)
+    assert world.verdict() == (True, Mode.PRECISE, "")
+
+
+def test_but_not_for_long(world: World) -> None:
+    replica = precise(world)
+    replica.lost("killed")
+    replica.welcomed(wire.Welcome(replica="a", epoch=1, block_tokens=16))
+    replica.status_changed(wire.Status(state=State.STARTING, epoch=1, reason="no answer"))
+    world.later(5.1)
+    assert world.verdict()[2] == "engine is starting: no answer"
+
+
+@pytest.mark.parametrize("state", [State.FENCED, State.STOPPED, State.FAILED])
+def test_and_not_against_its_word(world: World, state: State) -> None:
+    replica = precise(world)
+    replica.lost("killed")
+    replica.welcomed(wire.Welcome(replica="a", epoch=1, block_tokens=16))
+    replica.status_changed(wire.Status(state=state, epoch=1))
+    assert world.verdict()[0] is False
+    replica.lost("again")
+    assert world.verdict()[0] is False
+
+
+def test_an_engine_that_dies_under_a_living_agent_is_out_at_once(world: World) -> None:
+    replica = precise(world)
+    world.later(6)
+    replica.status_changed(wire.Status(state=State.STARTING, epoch=1, reason="the engine ended"))
+    assert world.verdict()[0] is False
+
+
 def test_an_engine_that_restarted_meanwhile_waits_for_its_agents_word(world: World) -> None:
     replica = precise(world)
     replica.lost("connection reset")
