@@ -160,4 +160,7 @@ class Delivery:
             names.H_REASON: self._dispatch.reason,
             names.H_PREDICTED: str(self._dispatch.predicted_tokens),
         }
-        return headers.for_client(self._answer.response.head.headers, own)
+        fields = headers.for_client(self._answer.response.head.headers, own)
+        if self._meter is not None:
+            fields.popall("Content-Length", None)  # a stream may lose its usage chunk, or end with an error event
+        return fields

@@ -74,8 +74,10 @@ class BodyLimits(NamedTuple):
 async def read_body(request: web.BaseRequest, limits: BodyLimits) -> bytes:
     """The whole body. Raises RequestError 413 as soon as it is known to be too large, 408 if it is not there in time."""
     if request.content.is_eof():  # it came with the head, as short ones do: no deadline is needed
-        check_declared(request, limits)
-        return await request.content.read()
+        raw = await request.content.read()
+        if len(raw) > limits.max_bytes:
+            raise _too_large(limits.max_bytes)
+        return raw
     pieces = [piece async for piece in arriving(request, limits)]
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 

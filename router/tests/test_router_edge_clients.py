@@ -74,6 +74,13 @@ async def test_a_body_without_length_is_cut_off_at_the_limit(path: str) -> None:
         assert edge.metric("rejected_requests_total", status="413") == 1
 
 
+async def test_a_short_body_without_length_is_held_to_the_limit_too() -> None:
+    async with running_edge(max_body_bytes=1024) as edge:
+        reader, writer = await edge.connect()
+        writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n7d0\r\n" + b" " * 2000 + b"\r\n0\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 413")
+
+
 async def test_clients_that_ask_before_they_send_are_told_to_go_on() -> None:
     async with running_edge() as edge:
         reader, writer = await edge.connect()

@@ -83,6 +83,15 @@ async def test_stream_chunks_keep_their_boundaries_and_the_usage_chunk_is_withhe
         assert edge.last.first_bytes == 1
 
 
+async def test_a_stream_with_a_declared_length_may_lose_its_usage_chunk() -> None:
+    whole = TOKENS[0] + USAGE_CHUNK + DONE
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n" % len(whole)
+    async with running_edge() as edge:
+        edge.backend.script(Raw(head + whole))
+        async with edge.post("/v1/chat/completions", CHAT | {"stream": True}) as response:
+            assert await response.read() == TOKENS[0] + DONE
+
+
 async def test_usage_that_was_asked_for_is_delivered() -> None:
     async with running_edge() as edge:
         edge.backend.script(Stream(TOKENS[0], USAGE_CHUNK, DONE))
