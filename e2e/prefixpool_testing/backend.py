@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from enum import Enum
 from types import TracebackType
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self
 
 import msgspec
 from aiohttp import web
@@ -148,7 +148,7 @@ class Backend:
         scripted = self._script.popleft() if self._script else self.default
         reads = scripted.read_body if isinstance(scripted, Broken | Raw) else True
         if not reads and request.transport is not None:
-            cast(asyncio.Transport, request.transport).pause_reading()
+            request.transport.pause_reading()
         body = b"".join([piece async for piece in request.content.iter_any()]) if reads else b""
         received = Received(request.method, request.raw_path, CIMultiDict(request.headers), body, asyncio.Event())
         self.received.append(received)
