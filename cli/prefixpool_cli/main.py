@@ -33,8 +33,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="""Makes a pool of vLLM replicas behave like one large KV cache.
 
-    An engine keeps what it has computed for a prompt; another prompt that begins the same way is answered much sooner, on
-    [bold]that[/] replica. prefixpool sends every request where its beginning is cached.
+    Engines keep what they have computed for a prompt. A prompt that begins the same way is answered much sooner, but only
+    on the replica that still holds its beginning: prefixpool sends it there.
 
     [bold]prefixpool up --engine sim[/]   a pool without a model, in two seconds
     [bold]prefixpool up ./model[/]        the same with real vLLM

@@ -1,0 +1,80 @@
+"""The command line: help that teaches, errors that say what to do, exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from prefixpool_cli import main
+from prefixpool_cli.errors import CliError
+
+RUN = CliRunner()
+
+
+@pytest.mark.parametrize("command", ["up", "demo", "explain", "doctor", "version"])
+def test_every_command_explains_itself(command: str) -> None:
+    found = RUN.invoke(main.app, [command, "--help"])
+    assert found.exit_code == 0
+    assert found.output.count("\n") > 4
+
+
+def test_without_a_command_it_shows_what_there_is() -> None:
+    found = RUN.invoke(main.app, [])
+    for command in ("up", "demo", "explain", "doctor"):
+        assert f"prefixpool {command}" in found.output
+
+
+def test_version_names_itself_python_and_vllm() -> None:
+    found = RUN.invoke(main.app, ["version"])
+    assert found.exit_code == 0
+    assert [line.split()[0] for line in found.output.splitlines()] == ["prefixpool", "python", "vllm"]
+
+
+def test_vllm_needs_a_model() -> None:
+    assert "model folder is needed" in RUN.invoke(main.app, ["up"]).output
+    assert RUN.invoke(main.app, ["demo"]).exit_code == 2
+
+
+def test_errors_are_a_message_a_hint_and_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise CliError("port 8000 is [taken]", "choose another")
+
+    monkeypatch.setattr("prefixpool_cli.preflight.check", refuse)
+    found = RUN.invoke(main.app, ["up", "--engine", "sim"])
+    assert found.exit_code == 1
+    assert "error: port 8000 is [taken]" in found.output
+    assert "choose another" in found.output
+
+
+def test_an_unknown_arm_is_told_with_those_that_there_are() -> None:
+    found = RUN.invoke(main.app, ["demo", "--engine", "sim", "--arm", "psychic"])
+    assert found.exit_code == 1
+    assert "round_robin, least_load, chwbl, prefix_approximate, prefix" in found.output
+
+
+def test_explain_without_a_router_says_where_it_looked() -> None:
+    found = RUN.invoke(main.app, ["explain", "--admin", "http://127.0.0.1:9"])
+    assert found.exit_code == 1
+    assert "no router answers at http://127.0.0.1:9" in found.output
+
+
+@pytest.mark.slow
+def test_the_demo_on_the_sim_writes_its_report(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    command = ["demo", "--engine", "sim", "--requests", "30", "--arm", "round_robin", "--arm", "prefix", "--out", str(out)]
+    ran = subprocess.run(
+        [sys.executable, "-m", "prefixpool_cli.main", *command], capture_output=True, text=True, timeout=110
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    report = json.loads((out / "report.json").read_text())
+    assert list(report["arms"]) == ["round_robin", "prefix"]
+    assert [arm["errors"] for arm in report["arms"].values()] == [0, 0]
+    assert report["arms"]["prefix"]["hit_rate"] > 0
+    assert report["greedy"] == {"compared": 30, "equal": 30, "near_ties": 0, "wrong": 0, "steps_wrong": []}
+    assert "prefix_one_replica" in report["prediction_by_arm"]
+    assert (out / "report.html").read_text().startswith("<!doctype html>")
+    assert len((out / "samples.jsonl").read_text().splitlines()) == 90
+    assert (out / "logs" / "r0-engine.log").exists()
