@@ -133,7 +133,6 @@ class Agent:
         evidence = EventEvidence(
             healthy_since_s=self._attachment.since_s,
             connected=self._attachment.events.connected,
-            batches=follower.batches,
             uncached_since_s=follower.uncached_since_s,
             tokenizer=self._parts.text.problem,
         )

@@ -44,7 +44,7 @@ class Served(NamedTuple):
     uncached: int
     cached: int
     output: int
-    streamed: bool
+    streamed: bool  # `first_s` is when the first token came; else when the whole answer did
 
 
 class Clean(NamedTuple):

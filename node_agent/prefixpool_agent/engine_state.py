@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from prefixpool.wire import Mode, State
 from prefixpool_agent.supervisor_client import EnginePhase
 
-EVENTS_WITHIN_S: Final = 10.0  # an engine that serves and sends no events by then is believed to have none
+EVENTS_WITHIN_S: Final = 8.0  # an engine that serves and sends no events by then has none; routers know it within 10 s
 HEALTH_FAILURES: Final = 3  # in a row; one alone may be a busy API server
 
 
@@ -51,8 +51,7 @@ class EventEvidence(NamedTuple):
 
     healthy_since_s: float
     connected: int  # handshakes of the event socket
-    batches: int
-    uncached_since_s: float  # since when requests with new blocks have ended without any event; inf: none has
+    uncached_since_s: float  # since when requests with new blocks end without any event since they came; inf: none does
     tokenizer: str = ""  # why there is no table of tokens; "" = there is one
 
 
@@ -62,7 +61,7 @@ def judge_mode(evidence: EventEvidence, now_s: float) -> tuple[Mode, str]:
         return Mode.APPROXIMATE, evidence.tokenizer
     if not evidence.connected and now_s - evidence.healthy_since_s >= EVENTS_WITHIN_S:
         return Mode.APPROXIMATE, f"no KV event endpoint answered within {EVENTS_WITHIN_S:g} s"
-    if not evidence.batches and now_s - evidence.uncached_since_s >= EVENTS_WITHIN_S:
+    if now_s - evidence.uncached_since_s >= EVENTS_WITHIN_S:
         return Mode.APPROXIMATE, "the engine answers requests but sends no KV events"
     return Mode.PRECISE, ""
 

@@ -10,9 +10,9 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 from prefixpool import note as notes
 from prefixpool.wire import Costs, Tier
@@ -20,13 +20,14 @@ from prefixpool_agent.costs import CostModel, Served, Timeline
 from prefixpool_agent.kv_order import Batch
 from prefixpool_agent.load import Backlog
 from prefixpool_agent.metrics import AgentMetrics
+from prefixpool_agent.progress import Progress
 from prefixpool_agent.publisher import Publisher
 from prefixpool_agent.residency import Finished, Residency
 from prefixpool_agent.residency.answer import Answer, parse_answer
 
 FLUSH_DELAY_S: Final = 0.005
 HEAL_REQUESTS: Final = 32  # a full report costs the agent under a millisecond (research: residency.md)
-MAX_STARTED: Final = 4096
+MAX_RUNNING: Final = 4096
 
 log = logging.getLogger(__name__)
 
@@ -57,12 +58,12 @@ class Follower:
         self._dirty = asyncio.Event()
         self._costs = CostModel()
         self._timeline = Timeline(self._prefill_s)
-        self._started: OrderedDict[str, _Started] = OrderedDict()
+        self._running: OrderedDict[str, Progress] = OrderedDict()
         self.block_tokens = 0
         self.backlog = Backlog()
         self.changed_since_save = False
         self.last_event_s = 0.0  # of the engine's clock, seconds since 1970
-        self.batches = 0
+        self._heard_s = float("-inf")  # when the last batch came
         self.uncached_since_s = float("inf")  # see engine_state.EventEvidence
 
     # -- life of an engine start -------------------------------------------------------------------------------------
@@ -73,7 +74,7 @@ class Follower:
         self.block_tokens = block_tokens
         self._live_since_s = float("inf")
         self.last_event_s = 0.0
-        self.batches = 0
+        self._heard_s = float("-inf")
         self.uncached_since_s = float("inf")
         if costs is not None:
             self._costs = CostModel(costs)
@@ -88,7 +89,7 @@ class Follower:
         if self._residency is not None:
             self._residency.reset()
         self._timeline.forget()
-        self._started.clear()
+        self._running.clear()
         self.backlog.forget()
         self.changed_since_save = False
         self._publisher.restart(reason)
@@ -131,7 +132,8 @@ class Follower:
 
     def kv_batch(self, batch: Batch) -> None:
         """Apply one batch."""
-        self.batches += 1
+        self._heard_s = self._clock()
+        self.uncached_since_s = float("inf")
         self.last_event_s = max(self.last_event_s, batch.at_s)
         self._metrics.event_batches.inc()
         self._metrics.events.inc(len(batch.events))
@@ -139,10 +141,16 @@ class Follower:
             return  # one rank an engine: the adapter refuses more
         for event in batch.events:
             self._residency.event(event)
-            label = event.get("session_id")
-            if isinstance(label, str):
-                self.backlog.stored(label, len(event.get("token_ids") or ()))
+            self._progressed(event, batch.at_s)
         self._touch()
+
+    def _progressed(self, event: Mapping[str, Any], at_s: float) -> None:
+        label, tokens = event.get("session_id"), event.get("token_ids")
+        if not isinstance(label, str) or not isinstance(tokens, list):
+            return
+        self.backlog.stored(label, len(tokens))
+        if (progress := self._running.get(label)) is not None:
+            progress.stored(self._monotonic_of(at_s), len(tokens))
 
     def kv_lost(self, reason: str) -> None:
         """The event stream had a hole: start over, and let the engine tell again what it reuses."""
@@ -173,9 +181,9 @@ class Follower:
         """A request passed the gate."""
         self._metrics.notes.labels("arrival").inc()
         self._timeline.arrived(note.id, note.at_s)
-        self._started[note.id] = _Started(note.at_s, len(note.body))
-        if len(self._started) > MAX_STARTED:
-            self._started.popitem(last=False)
+        self._running[note.id] = Progress(note.at_s, len(note.body), note.full)
+        if len(self._running) > MAX_RUNNING:
+            self._running.popitem(last=False)
         predicted = 0
         if self._residency is not None:
             at = datetime.fromtimestamp(self._wall_of(note.at_s), UTC)
@@ -189,7 +197,7 @@ class Follower:
         """An answer is over."""
         self._metrics.notes.labels("end").inc()
         self.backlog.ended(note.id)
-        started = self._started.pop(note.id, None)
+        started = self._running.pop(note.id, None)
         finished = self._residency.end(note) if self._residency is not None else None
         if started is not None:
             figures = finished or parse_answer(note.body)
@@ -217,6 +225,9 @@ class Follower:
     def _wall_of(self, monotonic_s: float) -> float:
         return self._wall() - (self._clock() - monotonic_s)
 
+    def _monotonic_of(self, wall_s: float) -> float:
+        return self._clock() - (self._wall() - wall_s)
+
     # -- closed loop -------------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
@@ -224,23 +235,26 @@ class Follower:
         if self._command(notes.ReportFull(HEAL_REQUESTS)):
             self._metrics.report_full.inc(HEAL_REQUESTS)
 
-    def _learn(self, note: notes.End, started: _Started, figures: Finished | Answer) -> None:
+    def _learn(self, note: notes.End, started: Progress, figures: Finished | Answer) -> None:
         """Costs, from requests whose answer says how long they were; the others still tell who ran beside whom."""
         prompt, cached, output = figures.prompt_tokens or 0, figures.cached_tokens or 0, figures.output_tokens or 0
         self.backlog.learned(started.body_bytes, prompt)
+        streamed, first_s = not note.body.startswith(b"{"), note.first_s
+        if not streamed and (prefill_end_s := started.prefill_end_s(prompt, cached, self.block_tokens)):
+            streamed, first_s = True, min(prefill_end_s, note.at_s)
         served = Served(
             id=note.id,
             at_s=started.at_s,
-            first_s=note.first_s,
+            first_s=first_s,
             end_s=note.at_s,
             uncached=max(0, prompt - cached),
             cached=cached,
             output=output if prompt and note.status == 200 and not note.aborted else 0,
-            streamed=not note.body.startswith(b"{"),
+            streamed=streamed,
         )
         for clean in self._timeline.ended(served):
             self._costs.observe(clean)
-        if served.uncached >= self.block_tokens > 0 and not self.batches:
+        if served.uncached > self.block_tokens > 0 and self._heard_s < started.at_s:
             self.uncached_since_s = min(self.uncached_since_s, self._clock())
 
     def _prefill_s(self, served: Served) -> float:
@@ -256,8 +270,3 @@ class Follower:
         self._metrics.prompt_tokens.inc(finished.prompt_tokens or 0)
         if actual - predicted > self.block_tokens:
             self.heal()
-
-
-class _Started(NamedTuple):
-    at_s: float
-    body_bytes: int

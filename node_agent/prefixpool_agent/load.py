@@ -95,7 +95,7 @@ class LoadReporter:
         self._changed.clear()
         wait = LOAD_INTERVAL_S - (self._clock() - self._sent_s)
         if wait > 0:
-            await asyncio.sleep(wait)
+            await asyncio.sleep(max(wait, 0.001))  # a difference of floats can be too small to end
         else:
             try:
                 async with asyncio.timeout(LOAD_INTERVAL_S):
