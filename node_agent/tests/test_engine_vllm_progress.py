@@ -42,3 +42,10 @@ def test_progress_never_falls_and_other_lines_say_nothing() -> None:
     far = progress(LOG.splitlines()[:6])
     assert progress(["some warning", LOG.splitlines()[0]], far) == far
     assert progress([]) == STARTING
+
+
+def test_compilation_that_is_turned_off_is_not_mistaken_for_one() -> None:
+    assert progress_of_line("WARNING [vllm.py:1703] Enforce eager set, disabling torch.compile, CUDAGraphs") is None
+    found = progress_of_line("INFO [monitor.py:40] Starting torch.compile")
+    assert found is not None
+    assert found.text == "compiling"

@@ -28,7 +28,7 @@ _SIGNS: Final = (
     ("Initializing a V1 LLM engine", Progress("starting the engine", 0.2)),
     ("Starting to load model", Progress("loading weights", _WEIGHTS_FROM)),
     ("Loading weights took", Progress("weights loaded", _WEIGHTS_TO)),
-    ("torch.compile", Progress("compiling", 0.65)),
+    ("Starting torch.compile", Progress("compiling", 0.65)),
     ("Warming up model", Progress("warming up", 0.7)),
     ("Available KV cache memory", Progress("profiling memory", 0.75)),
     ("KV cache size", Progress("allocating the KV cache", 0.8)),
