@@ -25,7 +25,8 @@ class PoolDisplay:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._progress.stop()
+        if self._console.is_terminal:
+            self._progress.stop()
 
     def __call__(self, stage: Stage) -> None:
         if not self._console.is_terminal:
@@ -57,7 +58,8 @@ class ArmDisplay:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._progress.stop()
+        if self._console.is_terminal:
+            self._progress.stop()
 
     def begin(self, name: str, total: int) -> None:
         """A new bar."""

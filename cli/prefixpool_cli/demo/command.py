@@ -53,6 +53,7 @@ async def run(spec: PoolSpec, plan: show.Plan, out: Path, console: Console) -> b
     async with LocalPool(spec) as pool:
         with PoolDisplay(console) as display:
             await pool.start(display)
+        console.print(_announcement(spec, plan), highlight=False)
         async with aiohttp.ClientSession() as http:
             try:
                 with ArmDisplay(console) as arms:
@@ -65,6 +66,14 @@ async def run(spec: PoolSpec, plan: show.Plan, out: Path, console: Console) -> b
     console.print(f"\nreport: {out / 'report.html'}, {out / 'report.json'}", highlight=False, soft_wrap=True)
     _raise_if_wrong(found, samples)
     return True
+
+
+def _announcement(spec: PoolSpec, plan: show.Plan) -> str:
+    holds = (spec.device_blocks - 1) * spec.block_tokens
+    return (
+        f"{len(plan.workload.order)} requests through {len(plan.arms)} arms, {plan.concurrency} in flight; a replica holds "
+        f"{holds:,} tokens, about two thirds of what the work needs"
+    )
 
 
 def write(found: report.Report, samples: list[report.ArmTokens], out: Path) -> None:
