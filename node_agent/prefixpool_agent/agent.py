@@ -22,6 +22,7 @@ from prefixpool_agent.settings import AgentSettings
 from prefixpool_agent.supervisor_client import EnginePhase, EngineProcess, SupervisorClient
 
 TICK_S: Final = 0.5
+REATTACH_S: Final = 5.0  # after a bug, which may strike again at once
 IDLE_SCRAPES: Final = 5  # an idle engine's metrics are read this much less often
 SAVE_SHARE: Final = 0.02  # of the loop's time, at most, goes into saving the map
 
@@ -53,6 +54,7 @@ class Agent:
         self._look = Look(self._process, False, "")
         self._state = EngineState(wire.State.STARTING, 0, "the agent has just started")
         self._attach_problem = ""
+        self._attach_after_s = 0.0
         self._load = EngineLoad()
         self._save_due_s = 0.0
         self.drain = Drain(self, settings.drain_ack_s)
@@ -61,12 +63,15 @@ class Agent:
 
     async def saw(self, look: Look) -> None:
         """One look at the engine: attach, detach, tell."""
-        if look.process.epoch != self._process.epoch or look.process.phase is not EnginePhase.RUNNING:
+        failed = self._attachment is not None and self._attachment.failed
+        if failed or look.process.epoch != self._process.epoch or look.process.phase is not EnginePhase.RUNNING:
             await self._detach(look)
         if look.process.epoch != self._process.epoch:
             self._began(look.process)
         self._process, self._look = look.process, look
-        if look.healthy and self._attachment is None:
+        if failed:
+            self._attach_after_s = time.monotonic() + REATTACH_S
+        if look.healthy and self._attachment is None and time.monotonic() >= self._attach_after_s:
             await self._attach(look.process.epoch)
         self._tell_state()
 

@@ -83,6 +83,11 @@ class Attachment:
         self._parts.follower.caught_up()
         self._parts.follower.heal()
 
+    @property
+    def failed(self) -> bool:
+        """A bug ended the following: what is known is no longer kept true."""
+        return any(task.done() and not task.cancelled() and task.exception() is not None for task in self._tasks)
+
     async def close(self) -> None:
         """Stop following."""
         for task in self._tasks:

@@ -61,9 +61,13 @@ class EngineWatch:
                 await self._saw(self.look())
                 await self._pause()
         finally:
-            if self._probe is not None:
-                self._probe.cancel()
-                await asyncio.wait([self._probe])
+            await self.close()
+
+    async def close(self) -> None:
+        """End a probe that is under way."""
+        if self._probe is not None:
+            self._probe.cancel()
+            await asyncio.wait([self._probe])
 
     async def _pause(self) -> None:
         try:

@@ -140,8 +140,16 @@ class Notes:
         while writer in self._gates:
             message = notes.decode_from_gate(await _frame(reader))
             if writer in self._gates and hello.epoch == self._epoch:
-                self._take(message, hello.pid)
+                self._digest(message, hello.pid)
             await pace.breathe()
+
+    def _digest(self, message: notes.FromGate, pid: int) -> None:
+        try:
+            self._take(message, pid)
+        except Exception as error:  # noqa: BLE001  it would come again with every ring, and must not cost the other notes
+            # Only the kind of the error: its text could quote a prompt.
+            log.error("a note could not be digested", extra={"error": type(error).__name__})  # noqa: TRY400
+            self._sink.note_bad()
 
     def _take(self, message: notes.FromGate, pid: int) -> None:
         match message:

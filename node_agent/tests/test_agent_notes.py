@@ -210,6 +210,20 @@ async def test_nonsense_closes_the_connection_and_spares_the_others(
     await bad.close()
 
 
+async def test_note_that_trips_a_bug_does_not_cost_the_others(
+    server: Notes, gate: GateClient, sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(end: note.End) -> None:
+        raise RecursionError
+
+    monkeypatch.setattr(sink, "end", fail)
+    server.begin(EPOCH)
+    for message in (arrival("a"), end("a"), arrival("b")):
+        gate.send(message)
+    await until(sink, ["arrival a", "arrival b"])
+    assert sink.bad == 1
+
+
 async def test_other_version_is_not_served(server: Notes, sink: Sink, tmp_path: Path) -> None:
     server.begin(EPOCH)
     other = GateClient(tmp_path / "notes.sock", version=note.VERSION + 1)
