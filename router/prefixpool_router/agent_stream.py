@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from array import array
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -85,7 +86,11 @@ class AgentStream:
     async def run(self) -> None:
         """Never returns."""
         while True:
-            why = await self._one_connection()
+            try:
+                why = await self._one_connection()
+            except Exception as error:  # noqa: BLE001 -- a defect met through one agent must not freeze what is known of it
+                _log.exception("agent stream failed", extra={"agent": self._url})
+                why = f"defect of this router: {type(error).__name__}"
             self._sink.lost(why)
             _log.debug("agent stream lost", extra={"agent": self._url, "why": why})
             await asyncio.sleep(self._pause_s * (0.5 + self._draw() / 2))
@@ -177,7 +182,7 @@ class AgentStream:
             case wire.Status():
                 sink.status_changed(message)
             case wire.Costs():
-                sink.costs_measured(message)
+                sink.costs_measured(_sane(message))
 
     async def _publish(self, message: wire.Publish) -> None:
         """Apply in small pieces, one a turn of the event loop over all streams, so that snapshots never stall requests."""
@@ -197,6 +202,12 @@ class AgentStream:
             async with self._feed:
                 self._sink.published(message.tier, hashes[piece], depths[piece])
                 await asyncio.sleep(0)
+
+
+def _sane(costs: wire.Costs) -> wire.Costs:
+    if not all(math.isfinite(value) and value >= 0 for value in msgspec.structs.astuple(costs)):
+        raise WireError("costs that are no durations")
+    return costs
 
 
 def _unpacked(unpack: Callable[[bytes], array[int]], packed: bytes) -> array[int]:

@@ -235,6 +235,8 @@ async def test_a_fence_is_acknowledged_after_the_replica_is_out(agent: FakeAgent
         (wire.encode(wire.Publish(tier=Tier.DEVICE, hashes=b"1234567", depths=b"")), "nonsense"),
         (wire.encode(wire.Publish(tier=Tier.DEVICE, hashes=b"12345678", depths=b"")), "1 boundaries with 0 depths"),
         (wire.encode(wire.Publish(tier=Tier.ABSENT, hashes=b"", depths=b"")), "absent"),
+        (wire.encode(wire.Costs(prefill_s_per_token=float("nan"))), "no durations"),
+        (wire.encode(wire.Costs(decode_step_s=-1.0)), "no durations"),
         (wire.encode(wire.Welcome(replica="a", epoch=1)), "Welcome must come first, and once"),
         (wire.encode(wire.Welcome(replica="a", epoch=1))[:-3], "nonsense"),
     ],
@@ -245,6 +247,19 @@ async def test_nonsense_ends_the_stream_not_the_router(agent: FakeAgent, engine:
         await until(lambda: says in watch.verdict[2])
         agent.garbage = None
         await until(lambda: watch.verdict == (True, Mode.PRECISE, ""))
+
+
+async def test_a_defect_met_through_one_agent_is_told_and_does_not_freeze_its_replica(
+    agent: FakeAgent, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with heartbeat(agent), watching(agent, engine=engine) as watch:
+        await until(lambda: watch.verdict == (True, Mode.PRECISE, ""))
+        with monkeypatch.context() as broken:
+            broken.setattr(watch.replica, "published", lambda *_: 1 // 0)
+            await agent.hold(HASHES[:1], DEPTHS[:1])
+            await until(lambda: "defect of this router: ZeroDivisionError" in watch.verdict[2])
+        await until(lambda: watch.verdict == (True, Mode.PRECISE, ""))
+        assert watch.depth() == DEPTHS[0]
 
 
 async def test_another_version_is_named(agent: FakeAgent) -> None:
