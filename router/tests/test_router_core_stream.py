@@ -290,15 +290,15 @@ async def test_queued_events_of_a_deleted_replica_leave_nothing(agent: FakeAgent
         assert agent.connected == 0
 
 
-async def test_an_agent_at_a_new_address_is_followed(agent: FakeAgent) -> None:
+async def test_an_agent_at_a_new_address_is_followed(agent: FakeAgent, engine: str) -> None:
     other = FakeAgent("a", heartbeat=False)
     await other.start()
     await other.hold(HASHES[:1], DEPTHS[:1])
     try:
-        async with heartbeat(agent), heartbeat(other), watching(agent) as watch:
+        async with heartbeat(agent), heartbeat(other), watching(agent, engine=engine) as watch:
             await until(lambda: watch.verdict[0])
             replica = watch.replica
-            watch.members.become(Member(name="a", engine="http://127.0.0.1:1", agent=other.url))
+            watch.members.become(Member(name="a", engine=engine, agent=other.url))
             await until(lambda: watch.depth() == DEPTHS[0])
             assert watch.replica is replica
             await until(lambda: agent.connected == 0)
