@@ -127,8 +127,9 @@ class Rig:
             if not events_late:
                 self.pump()
                 self.flush()
-            self.notes.append(self.answer(path, run, prompt, reply, len(output)))
-            self.residency.end(self.notes[-1])
+            note = self.answer(path, run, prompt, reply, len(output))
+            self.notes.append(note)
+            self.residency.end(note)
         self.pump()
         self.flush()
 
@@ -140,13 +141,18 @@ class Rig:
         """As a router would see it from the changes alone."""
         request = canonical(path, body, template=TEMPLATE, salt=body.get("cache_salt", ""), day=DAY)
         assert request is not None
-        depths = [
-            self.picture[tier, h]
-            for h in prefix_chain(request).hashes
-            for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK)
-            if (tier, h) in self.picture
-        ]
-        return max(depths, default=0) // SIZE * SIZE
+        depths = [self._depth(hash_) for hash_ in prefix_chain(request).hashes]
+        deep = [depth is not None for depth in depths if depth is None or depth >= SIZE]
+        held = [depth for depth in depths if depth is not None]
+        if held:
+            # Routers read a missing boundary as the end of the prefix, those less than one block deep apart.
+            first = next((i for i, there in enumerate(deep) if there), len(deep))
+            assert deep[first:] == sorted(deep[first:], reverse=True), "a hole among published boundaries"
+        return max(held, default=0) // SIZE * SIZE
+
+    def _depth(self, hash_: int) -> int | None:
+        found = (self.picture.get((tier, hash_)) for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK))
+        return next((depth for depth in found if depth is not None), None)
 
     def assert_nothing_in_snapshot(self) -> None:
         """Before a flush, too."""

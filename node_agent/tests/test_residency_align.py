@@ -63,18 +63,33 @@ def test_next_turn_is_exact() -> None:
     assert predicted(old, ids, new) == len(ids)
 
 
-def test_cut_anywhere_inside_a_message_is_over_by_a_token_at_most_and_rarely() -> None:
+def test_cut_anywhere_inside_a_message_is_over_by_a_token_at_most() -> None:
     old = chat(SYSTEM, QUESTION)
     ids = BPE.encode(chatml(old["messages"]))
-    over = []
     for cut in range(len(SYSTEM)):
-        for tail in ("#", "e", " the", "\n\n", "é"):
-            new = chat(SYSTEM[:cut] + tail, "x")
-            true = shared(ids, BPE.encode(chatml(new["messages"])))
-            guess = predicted(old, ids, new)
-            assert true - 70 <= guess <= true + 1  # a chunk is 64 bytes, at worst as many tokens
-            over.append(guess > true)
-    assert sum(over) / len(over) < 0.005
+        new = chat(SYSTEM[:cut] + "#", "x")
+        true = shared(ids, BPE.encode(chatml(new["messages"])))
+        assert true - 70 <= predicted(old, ids, new) <= true + 1  # a chunk is 64 bytes, at worst as many tokens
+
+
+def test_text_that_goes_on_otherwise_just_behind_a_boundary_changes_no_credited_token() -> None:
+    """What merges across the cut is not credited: one token is backed off."""
+    text = (SYSTEM + QUESTION) * 4
+    old = chat(text, "x")
+    ids = BPE.encode(chatml(old["messages"]))
+    chain, alignment = whole(ids, old)
+    start, over, cuts = chain.offsets[0], 0, 0
+    for offset, mark, depth in zip(chain.offsets, chain.marks, alignment.depths, strict=True):
+        prefix = text.encode()[: offset - start]
+        if mark != -1 or len(prefix) != offset - start or prefix[-1] > 127:
+            continue
+        for tail in ("#", "e", "s and", " the", "\n\n", "ing", "1"):
+            new_ids = BPE.encode(chatml(chat(prefix.decode() + tail)["messages"]))
+            true = shared(ids, new_ids)
+            assert depth <= true + 1
+            over, cuts = over + (depth > true), cuts + 1
+    assert cuts > 100
+    assert over / cuts < 0.02
 
 
 @given(st.text(max_size=300), st.text(max_size=300), st.text(max_size=80))

@@ -113,7 +113,7 @@ def test_parents_may_come_after_their_children() -> None:
     assert set(trie.levels().values()) == {H}
     deepest, _ = trie.store([199], 198, "CPU")
     assert deepest is not None
-    assert [block.hash for block in deepest.path()] == list(range(1, 200))
+    assert [(block.hash, block.blocks) for block in deepest.path()] == [(i, i) for i in range(1, 200)]
 
 
 def test_placeholder_events_name_hashes_only_and_corrupt_nothing() -> None:

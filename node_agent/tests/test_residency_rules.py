@@ -115,6 +115,24 @@ def test_a_completion_is_continued_only_where_a_word_begins(rig: Rig) -> None:
     assert len(rig.picture) == before
 
 
+def test_depths_published_while_a_prompt_is_still_computed_are_final(rig: Rig) -> None:
+    """A boundary's depth is a fact about the text: what is not known yet is not published."""
+    request = body({"role": "system", "content": SYSTEM["content"] * 12}, user("And what is a block? " * 40))
+    run = rig.arrive(CHAT, request)
+    events, rig.engine.events = rig.engine.events, []
+    assert len(events) > 3, "computed in steps"
+    seen: list[dict[tuple[Tier, int], int]] = []
+    for event in events:
+        rig.residency.event(event)
+        rig.flush()
+        seen.append(dict(rig.picture))
+    rig.engine.finish(run, [2])
+    rig.residency.end(rig.answer(CHAT, run, len(run.tokens), "", 1))
+    rig.flush()
+    assert len(seen[0]) < len(seen[-1]) < len(rig.picture)
+    assert all(rig.picture[key] == depth for picture in seen for key, depth in picture.items())
+
+
 # 5
 def test_a_reset_that_only_the_gate_tells_clears_the_device_at_once(rig: Rig) -> None:
     rig.chat([SYSTEM, user("x")])
@@ -316,6 +334,8 @@ def test_boundaries_are_bounded_and_the_picture_stays_true() -> None:
     for i in range(40):
         rig.chat([{"role": "system", "content": f"{i} " + SYSTEM["content"]}, user("x")])
         rig.assert_picture_is_snapshot()
+        for j in range(i):  # no holes
+            rig.predicted(CHAT, body({"role": "system", "content": f"{j} " + SYSTEM["content"]}, user("x")))
         assert rig.residency.boundaries <= 100
     assert rig.residency.counts["boundaries_dropped"] > 0
 

@@ -11,13 +11,14 @@ the agent's restart by replay, after a gap, after a new engine start.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from prefixpool.wire import Tier
 from prefixpool_agent.residency.blocks import Block
 from prefixpool_agent.residency.limits import Limits
+from prefixpool_agent.residency.remembered import Facts, Remembered
 
 SNAPSHOT_ROWS: Final = 4096  # boundaries per batch of a snapshot
 _PUBLISHED: Final = (Tier.DEVICE, Tier.HOST, Tier.DISK)
@@ -46,8 +47,7 @@ class BoundaryMap:
         self._where: dict[int, Block] = {}
         self._told: dict[int, int] = {}  # boundaries touched since the last flush -> their state at that flush
         self._owed: dict[int, Tier] = {}  # published before a reset, not retracted yet
-        self._remembered: OrderedDict[int, Sequence[int]] = OrderedDict()  # block hash -> boundary, depth, boundary, ...
-        self._remembered_boundaries = 0
+        self._remembered = Remembered(limits, counts)
 
     def __len__(self) -> int:
         return len(self._where)
@@ -61,10 +61,7 @@ class BoundaryMap:
 
     def placed(self, block: Block) -> None:
         """See blocks.Watcher: what was known of this block's text is usable again."""
-        facts = self._remembered.pop(block.hash, None)
-        if facts is None:
-            return
-        self._remembered_boundaries -= len(facts) // 2
+        facts = self._remembered.take(block.hash)
         for key, depth in zip(facts[::2], facts[1::2], strict=True):
             if key not in self._where:
                 self._hang(key, depth, block)
@@ -73,12 +70,12 @@ class BoundaryMap:
         """See blocks.Watcher."""
         if not block.facts:
             return
-        facts = [x for pair in self.facts(block) for x in pair]
+        facts = self._flat(block)
         for key in facts[::2]:
             self._touch(key)
             del self._where[key]
         block.facts = None
-        self.remember(block.hash, facts)
+        self._remembered.keep(block.hash, facts)
 
     # -- facts --------------------------------------------------------------------------------------------------------
 
@@ -120,22 +117,30 @@ class BoundaryMap:
             self._unhang(key, old)
         self._hang(key, depth, block)
 
-    def remember(self, block_hash: int, facts: Sequence[int]) -> None:
-        """Keep facts (boundary, depth, boundary, ...) of a block that is not there, in place of the oldest ones."""
-        if old := self._remembered.pop(block_hash, None):
-            self._remembered_boundaries -= len(old) // 2
-        self._remembered[block_hash] = tuple(facts)
-        self._remembered_boundaries += len(facts) // 2
-        while self._remembered_boundaries > self._limits.remembered and self._remembered:
-            _, gone = self._remembered.popitem(last=False)
-            self._remembered_boundaries -= len(gone) // 2
-            self._counts["remembered_dropped"] += len(gone) // 2
+    def make_room(self, wanted: int) -> None:
+        """Before so many boundaries of one path are attached: drop absent ones, then the farthest tier, the deepest first.
 
-    def all_facts(self) -> Iterator[tuple[int, Sequence[int]]]:
+        Never a shallow one before a deeper one on its path: routers read a missing boundary as the end of the prefix.
+        """
+        over = len(self._where) + wanted - self._limits.boundaries
+        if over <= 0:
+            return
+        over += self._limits.boundaries // 16  # so that the next request need not look again
+        for tier in (Tier.ABSENT, Tier.DISK, Tier.HOST, Tier.DEVICE):
+            over -= self._drop_deepest(tier, over)
+            if over <= 0:
+                return
+
+    def all_facts(self) -> Iterator[tuple[int, Facts]]:
         """(block hash, facts) of everything known or remembered, oldest first."""
         yield from self._remembered.items()
-        for block in {id(block): block for block in self._where.values()}.values():
-            yield block.hash, [x for pair in self.facts(block) for x in pair]
+        for block in self._blocks():
+            yield block.hash, self._flat(block)
+
+    def restore(self, facts: Iterable[tuple[int, Facts]]) -> None:
+        """Take over what `all_facts` once gave."""
+        for block_hash, pairs in facts:
+            self._remembered.keep(block_hash, pairs, for_replay=True)
 
     # -- what routers see ---------------------------------------------------------------------------------------------
 
@@ -154,9 +159,15 @@ class BoundaryMap:
         return (self._size if deep else 0), best
 
     def reset(self) -> None:
-        """All blocks were dropped. Snapshots are empty at once; who follows by changes is owed retractions."""
+        """All blocks are gone. Snapshots are empty at once; who follows by changes is owed retractions."""
+        for key in self._where:
+            self._touch(key)
         self._owed |= {key: _tier(state) for key, state in self._told.items() if state != _GONE}
         self._told.clear()
+        for block in self._blocks():
+            self._remembered.keep(block.hash, self._flat(block), for_replay=True)
+            block.facts = None
+        self._where.clear()
 
     def take_changes(self) -> Changes:
         """What changed since the last call, net."""
@@ -176,7 +187,7 @@ class BoundaryMap:
         """Everything as of the last `take_changes()`, so that snapshot and later changes fit together. Made at once."""
         rows: dict[Tier, tuple[list[int], list[int]]] = {tier: ([], []) for tier in _PUBLISHED}
         rows[Tier.ABSENT] = ([], [])
-        for block in {id(block): block for block in self._where.values()}.values():
+        for block in self._blocks():
             for key, depth in self.facts(block):
                 if key not in self._told:
                     rows[block.level][0].append(key)
@@ -187,6 +198,13 @@ class BoundaryMap:
         return _batches([(tier, *rows[tier]) for tier in _PUBLISHED])
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _blocks(self) -> list[Block]:
+        """Those that boundaries hang on, each once."""
+        return list({id(block): block for block in self._where.values()}.values())
+
+    def _flat(self, block: Block) -> list[int]:
+        return [x for pair in self.facts(block) for x in pair]
 
     def _state(self, key: int) -> int:
         block = self._where.get(key)
@@ -200,30 +218,31 @@ class BoundaryMap:
 
     def _hang(self, key: int, depth: int, block: Block) -> None:
         if len(self._where) >= self._limits.boundaries:
-            self._shrink()
+            self._counts["boundaries_refused"] += 1
+            return
         self._touch(key)
         self._where[key] = block
         # The depth as a difference: small integers cost no memory.
         pair = (key, depth - (block.blocks - 1) * self._size)
         block.facts = [*(block.facts or ()), *pair]
 
+    def _drop_deepest(self, tier: Tier, wanted: int) -> int:
+        sizes = Counter(block.blocks for block in self._where.values() if block.level is tier)
+        found, least = 0, 0
+        for least in sorted(sizes, reverse=True):
+            found += sizes[least]
+            if found >= wanted:
+                break
+        for key in [k for k, block in self._where.items() if block.level is tier and block.blocks >= least]:
+            self._unhang(key, self._where[key])
+        self._counts["boundaries_dropped"] += found
+        return found
+
     def _unhang(self, key: int, block: Block) -> None:
         self._touch(key)
         del self._where[key]
         flat = block.facts or []
         block.facts = [x for i in range(0, len(flat), 2) if flat[i] != key for x in flat[i : i + 2]] or None
-
-    def _shrink(self) -> None:
-        """Drop a sixteenth: absent boundaries first, then the farthest tier, the oldest of each."""
-        wanted = max(1, self._limits.boundaries // 16)
-        by_tier: dict[Tier, list[int]] = {tier: [] for tier in (Tier.ABSENT, Tier.DISK, Tier.HOST, Tier.DEVICE)}
-        for key, block in self._where.items():
-            by_tier[block.level].append(key)
-        for keys in by_tier.values():
-            for key in keys[:wanted]:
-                self._unhang(key, self._where[key])
-            self._counts["boundaries_dropped"] += len(keys[:wanted])
-            wanted -= len(keys[:wanted])
 
 
 def _record(changes: Changes, key: int, old: Tier, now: int) -> None:

@@ -47,6 +47,7 @@ class Placer:
         tokens = _tokens(path)
         length = answer.prompt_tokens if answer else None
         complete = length is not None and len(path) >= length // self._size
+        self._boundaries.make_room(len(chain.hashes))
         resume = self._resume(request, chain, path)
         alignment = align(Prompt(tokens[:length], length, complete), self._table, request, chain, resume)
         self._moves |= alignment.moves
@@ -97,18 +98,22 @@ class Placer:
         return found[0] if best > before and len(found) == 1 else None
 
     def _resume(self, request: Canonical, chain: PrefixChain, path: Sequence[Block]) -> Resume | None:
-        """The deepest end of a content that is placed on this path already: what lies before it need not be read again."""
-        for i in range(len(chain.hashes) - 1, 0, -1):
-            if chain.marks[i] != CONTENT_END:
-                continue
-            depth = self._depth_on(chain.hashes[i], path)
+        """The deepest end of a content up to which all is placed on this path: so far, tokens need not be read again."""
+        found: Resume | None = None
+        before, segment = 0, 0
+        for i, (key, mark) in enumerate(zip(chain.hashes, chain.marks, strict=True)):
+            depth = self._depth_on(key, path)
+            if depth is None:
+                break
+            segment = mark if mark >= 0 else segment
             # Not deeper than the boundary before it: a lower bound only, where the template moves things.
-            if depth is None or depth <= (self._depth_on(chain.hashes[i - 1], path) or 0):
-                continue
-            segment = next(mark for mark in reversed(chain.marks[:i]) if mark >= 0)
-            json_before = any(s.kind is SegmentKind.JSON for s in request.segments[: segment + 1])
-            return None if self._moves and json_before else Resume(i, segment, depth)
-        return None
+            if mark == CONTENT_END and depth > before:
+                found = Resume(i, segment, depth)
+            before = depth
+        if found is None or not self._moves:
+            return found
+        json_before = any(s.kind is SegmentKind.JSON for s in request.segments[: found.segment + 1])
+        return None if json_before else found
 
     def _depth_on(self, key: int, path: Sequence[Block]) -> int | None:
         block = self._boundaries.block_of(key)

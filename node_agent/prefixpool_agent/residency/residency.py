@@ -121,8 +121,8 @@ class Residency:
 
     def reset(self) -> None:
         """A new epoch, or events were lost: nothing known of blocks may be believed. Facts about texts stay true."""
-        self._trie.reset()
         self._boundaries.reset()
+        self._trie.reset()
         self._group = None
         self._dirty.clear()
         for session in self._sessions:
@@ -218,8 +218,7 @@ class Residency:
         if facts is None:
             self.counts["restore_refused"] += 1
             return 0
-        for block_hash, pairs in facts:
-            self._boundaries.remember(block_hash, pairs)
+        self._boundaries.restore(facts)
         return sum(len(pairs) // 2 for _, pairs in facts)
 
 
