@@ -16,6 +16,7 @@ COMPLETIONS: Final = "/v1/completions"
 MESSAGES: Final = "/v1/messages"
 RESPONSES: Final = "/v1/responses"
 ANSWER_S: Final = 60.0
+_MESSAGES_TEXT: Final = "content_block_delta"
 
 Body = dict[str, Any]
 
@@ -99,9 +100,10 @@ class Stream:
 
     @property
     def text(self) -> str:
-        """What a chat or completion stream has written so far."""
+        """What a chat, completion or messages stream has written so far."""
         choices = [choice for event in self.events for choice in event.get("choices", ())]
-        return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
+        written = [choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices]
+        return "".join(written + [event["delta"]["text"] for event in self.events if event.get("type") == _MESSAGES_TEXT])
 
     async def begin(self) -> None:
         """Until the first event with output in it."""
@@ -148,6 +150,10 @@ class PoolClient:
 
     async def get(self, path: str, **headers: str) -> Reply:
         async with self._http.get(self.url + path, headers=self._headers(headers), timeout=_timeout()) as answer:
+            return Reply(answer.status, {k.lower(): v for k, v in answer.headers.items()}, await answer.read())
+
+    async def delete(self, path: str) -> Reply:
+        async with self._http.delete(self.url + path, headers=self._headers({}), timeout=_timeout()) as answer:
             return Reply(answer.status, {k.lower(): v for k, v in answer.headers.items()}, await answer.read())
 
     async def chat(self, *said: str | Body, **options: Any) -> Reply:
