@@ -7,7 +7,7 @@ Time comes in as an argument; any clock will do as long as it is always the same
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
@@ -87,6 +87,15 @@ class Predicted:
             self._ends = [end for end in self._ends if end[1] in self._entries]
             heapify(self._ends)
         return True
+
+    def about(self, column: int, hashes: Iterable[int]) -> set[int]:
+        """Those of `hashes` that are predicted for a column."""
+        return self._columns.get(column, {}).keys() & hashes
+
+    def concerns(self, ticket: int, hashes: set[int]) -> bool:
+        """Whether a prediction that has not ended is about any of `hashes`."""
+        entry = self._entries.get(ticket)
+        return entry is not None and not hashes.isdisjoint(entry.hashes)
 
     def expire(self, now: float) -> int:
         """End what was predicted until `now` or earlier; how many that were."""

@@ -84,9 +84,12 @@ class Picture:
             self._knowledge.index.add(self._column, hashes, depths, tier)
 
     def retract(self, hashes: Sequence[int], tier: Tier) -> None:
-        """The agent's word: these are gone."""
-        if not self.closed:
-            self._knowledge.index.remove(self._column, hashes, tier)
+        """The agent's word: these are gone, whatever requests that have ended made us expect."""
+        if self.closed:
+            return
+        self._knowledge.index.remove(self._column, hashes, tier)
+        if self._lingering and (gone := self._knowledge.predicted.about(self._column, hashes)):
+            self._withdraw(gone)
 
     def promise(self, hashes: Sequence[int], depths: Sequence[int], until: float) -> Promise:
         """A request with these boundaries was sent there."""
@@ -97,6 +100,14 @@ class Picture:
         """End the promises of requests that ended `CONFIRM_S` ago; overlay deadlines are `Predicted.expire`'s."""
         while self._lingering and self._lingering[0][0] <= now:
             self.end(self._lingering.popleft()[1])
+
+    def _withdraw(self, gone: set[int]) -> None:
+        """End promises of ended requests that name any of these: the agent has told of them already, and goes on telling."""
+        predicted = self._knowledge.predicted
+        void = {ticket for _, ticket in self._lingering if predicted.concerns(ticket, gone)}
+        for ticket in void:
+            predicted.remove(ticket)
+        self._lingering = deque(each for each in self._lingering if each[1] not in void)
 
     def linger(self, ticket: int, until: float) -> None:
         """End a promise at that time; times only grow."""
