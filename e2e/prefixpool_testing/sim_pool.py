@@ -11,8 +11,9 @@ any prompt is found by searching for it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -24,9 +25,11 @@ from prometheus_client.samples import Sample
 
 from prefixpool import names, wire
 from prefixpool_agent.settings import EngineKind
+from prefixpool_cli import pool_files
 from prefixpool_cli.admin import AdminClient
 from prefixpool_cli.errors import PoolError
 from prefixpool_cli.local_pool import LocalPool
+from prefixpool_cli.pool_process import Process
 from prefixpool_cli.pool_spec import PoolSpec
 from prefixpool_router.auth import scope_salt
 from prefixpool_router.explain import Explanation
@@ -41,6 +44,8 @@ KEYS: Final = {"alpha": "key-of-alpha", "beta": "key-of-beta"}
 SALT_KEY: Final = b"salt key of the tests"
 _WORDS: Final = ("river", "stone", "lamp", "orchard", "winter", "copper", "signal", "harbour", "needle", "market", "valley")
 _LETTERS: Final = str.maketrans("0123456789", "ghijklmnop")
+
+Known = tuple[int, ...]  # numbers of boundaries that agents and routers know; empty while something is under way
 
 
 class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,13 +112,12 @@ class SimPool:
 
     async def metric(self, name: str, **labels: str) -> float:
         """Sum of the samples of all routers with these labels."""
-        samples = [sample for router in self.local.routers for sample in await self._samples(router.admin_url)]
-        return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
+        found = [sample for router in self.local.routers for sample in await self._samples(router.admin_url)]
+        return sum(s.value for s in found if s.name == name and labels.items() <= s.labels.items())
 
     async def _samples(self, url: str) -> list[Sample]:
         async with self.http.get(url + names.PATH_METRICS) as answer:
-            families = text_string_to_metric_families(await answer.text())
-        return [sample for family in families for sample in family.samples]
+            return samples(await answer.text())
 
     def _admin(self, router: int) -> AdminClient:
         return AdminClient(self.http, self.local.routers[router].admin_url)
@@ -128,33 +132,18 @@ class SimPool:
 
     async def settled(self) -> None:
         """Until no request is under way, agents have placed all they heard of, and every router process knows it."""
-        before: dict[str, int] = {}
+        await settled(self._known)
 
-        async def check() -> bool:
-            nonlocal before
-            earlier, before = before, await self._known_by_all()
-            return bool(before) and before == earlier  # twice: agents map what they hear of some milliseconds later
-
-        await eventually(check, what="routers know what agents know")
-
-    async def _known_by_all(self) -> dict[str, int]:
-        """Boundaries by replica; empty while routers and agents differ, or something is under way."""
+    async def _known(self) -> Known:
+        """Agents first: what they have told by then, routers have read when they answer."""
         infos = [await self.info(name) for name in self.names]
-        known = {info.replica: info.boundaries for info in infos}
-        busy = [info for info in infos if info.inflight or info.state is not wire.State.READY]
+        told = [all_told(await self._samples(self.local.replicas[name].agent_url)) for name in self.names]
         views = [view for router in await self.routers() for view in router.replicas]
-        same = all(
-            view.account == "whole" and view.boundaries == known[view.name] and not view.own_inflight for view in views
-        )
-        told = [await self._all_told(name) for name in self.names]
-        return known if same and all(told) and not busy else {}
-
-    async def _all_told(self, name: str) -> bool:
-        """Whether the agent has heard how each request ended of whose arrival it heard."""
-        url = self.local.replicas[name].agent_url
-        samples = await self._samples(url)
-        counts = {s.labels["kind"]: s.value for s in samples if s.name == "prefixpool_agent_notes_total"}
-        return counts.get("arrival", 0) == counts.get("end", 0)
+        busy = [info for info in infos if info.inflight or info.state is not wire.State.READY]
+        whole = all(view.account == "whole" and not view.own_inflight for view in views)
+        if busy or not whole or not all(told):
+            return ()
+        return (*(info.boundaries for info in infos), *(view.boundaries for view in views))
 
     async def usable(self, *replicas: str) -> None:
         """Until all routers send requests to these replicas (default: to all), and know their caches precisely."""
@@ -213,6 +202,52 @@ async def started(options: PoolOptions, folder: Path) -> AsyncIterator[SimPool]:
             error.add_note(error.hint)  # the end of a log: what pytest should show
             raise
         yield SimPool(local, http, folder)
+
+
+@asynccontextmanager
+async def lone_engine(folder: Path, blocks: int) -> AsyncIterator[str]:
+    """A sim that is in no pool, without a gate; its URL."""
+    (port,) = pool_files.free_ports(1)
+    flags = {"model": MODEL, "port": port, "num-gpu-blocks-override": blocks, "time-scale": 0}
+    argv = [sys.executable, "-m", "prefixpool_agent.sim.main", *(f"--{name}={value}" for name, value in flags.items())]
+    process = await Process.start("engine alone", argv, folder / "engine.log", {})
+    url = f"http://127.0.0.1:{port}"
+    try:
+        async with aiohttp.ClientSession() as http:
+
+            async def answers() -> bool:
+                assert process.returncode is None, pool_files.tail(process.log)
+                with suppress(aiohttp.ClientConnectionError):
+                    async with http.get(f"{url}/health") as answer:
+                        return answer.status == 200
+                return False
+
+            await eventually(answers, what="the engine alone answers")
+        yield url
+    finally:
+        await process.stop(5)
+
+
+def samples(text: str) -> list[Sample]:
+    """Of Prometheus text."""
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
+def all_told(agent: Iterable[Sample]) -> bool:
+    """Whether an agent has heard how each request ended of whose arrival it heard."""
+    counts = {s.labels["kind"]: s.value for s in agent if s.name == "prefixpool_agent_notes_total"}
+    return counts.get("arrival", 0) == counts.get("end", 0)
+
+
+async def settled(known: Callable[[], Awaitable[Known]]) -> None:
+    """Until `known` says the same three times in a row: agents map what they hear of some milliseconds later."""
+    seen: list[Known] = []
+
+    async def check() -> bool:
+        seen.append(await known())
+        return bool(seen[-1]) and seen[-3:] == [seen[-1]] * 3
+
+    await eventually(check, what="routers know what agents know")
 
 
 def _key_files(folder: Path) -> tuple[str, ...]:
