@@ -7,7 +7,7 @@ from typing import Final
 
 from prefixpool import names
 from prefixpool_router import verdict
-from prefixpool_router.engine_connection import EngineAnswer
+from prefixpool_router.engine_answer import EngineAnswer
 from prefixpool_router.failures import BusyError, EmptyError
 from prefixpool_router.paths import Api
 
@@ -25,7 +25,7 @@ class Answer:
         self.response = response
         self.head: list[bytes] = []
         self.whole = False
-        self.is_stream = response.head.headers.get("Content-Type", "").startswith("text/event-stream")
+        self.is_stream = response.headers.get("Content-Type", "").startswith("text/event-stream")
 
 
 async def open_answer(api: Api, response: EngineAnswer) -> Answer:
@@ -40,7 +40,7 @@ async def open_answer(api: Api, response: EngineAnswer) -> Answer:
 
 
 async def _read_opening(api: Api, answer: Answer) -> None:
-    status, _, headers = answer.response.head
+    status, headers = answer.response.status, answer.response.headers
     if status == 200 and answer.is_stream:
         await _read_first_event(api, answer)
     elif api in _WHOLE or status >= 500:

@@ -57,13 +57,13 @@ class Delivery:
 
     async def _send_whole(self) -> web.StreamResponse:
         body = b"".join(self._answer.head)
-        status = self._answer.response.head.status
+        status = self._answer.response.status
         usage = usage_of_answer(body) if status == 200 else UNKNOWN
         self._finish(usage)  # the engine is done with it, however long the client takes
         fields = self._headers()
         if usage.cached is not None:
             fields[names.H_CACHED] = str(usage.cached)
-        response = web.Response(status=status, reason=self._answer.response.head.reason, body=body, headers=fields)
+        response = web.Response(status=status, reason=self._answer.response.reason, body=body, headers=fields)
         self._exchange.announce_close(response)
         try:
             async with asyncio.timeout(self._write_s if len(body) > _BUFFERED_BYTES else None):
@@ -75,9 +75,7 @@ class Delivery:
 
     async def _relay(self) -> web.StreamResponse:
         answer, request = self._answer, self._exchange.request
-        response = LateHeaders(
-            status=answer.response.head.status, reason=answer.response.head.reason, headers=self._headers()
-        )
+        response = LateHeaders(status=answer.response.status, reason=answer.response.reason, headers=self._headers())
         self._exchange.announce_close(response)
         dog = watch(answer.response, request, read_s=self._silence_s, write_s=self._write_s)
         try:
@@ -144,7 +142,7 @@ class Delivery:
     def _finish(self, usage: Usage, *, error: str = "", aborted: bool = False) -> None:
         self._dispatch.finish(
             Outcome(
-                status=self._answer.response.head.status,
+                status=self._answer.response.status,
                 prompt_tokens=usage.prompt,
                 cached_tokens=usage.cached,
                 output_tokens=usage.output,
@@ -160,7 +158,7 @@ class Delivery:
             names.H_REASON: self._dispatch.reason,
             names.H_PREDICTED: str(self._dispatch.predicted_tokens),
         }
-        fields = headers.for_client(self._answer.response.head.headers, own)
+        fields = headers.for_client(self._answer.response.headers, own)
         if self._meter is not None:
             fields.popall("Content-Length", None)  # a stream may lose its usage chunk, or end with an error event
         return fields

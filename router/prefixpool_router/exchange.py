@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from aiohttp import web
+from multidict import CIMultiDict
 
 from prefixpool.errors import Dialect, RequestError
 from prefixpool_router.dispatch_types import RoutedRequest
-from prefixpool_router.engine_http import EngineRequest
-from prefixpool_router.headers import RawFields
 from prefixpool_router.limits import BodyLimits, arriving
 from prefixpool_router.paths import Route
+from prefixpool_router.upstream import EngineRequest
 
 
 class Arrived(NamedTuple):
@@ -33,7 +33,7 @@ class Exchange:
         self,
         arrived: Arrived,
         routed: RoutedRequest,
-        fields: RawFields,
+        headers: CIMultiDict[str],
         *,
         body: bytes | None,
         withhold: bool,
@@ -42,7 +42,7 @@ class Exchange:
         self.request = arrived.request
         self.api = arrived.route.api
         self.routed = routed
-        self._fields = fields  # for the engine
+        self._headers = headers  # for the engine
         self.withhold = withhold  # it was the router that asked for the usage chunk, not the client
         self.dialect = Dialect.of_path(routed.path)
         self.repeatable = True  # False once a body that nobody kept is on its way to an engine
@@ -54,10 +54,8 @@ class Exchange:
 
     def engine_request(self) -> EngineRequest:
         """For one attempt."""
-        request, body = self.request, self._body
-        if body is not None:
-            return EngineRequest(request.method, request.raw_path, self._fields, body, len(body))
-        return EngineRequest(request.method, request.raw_path, self._fields, self._passing(), request.content_length)
+        body = self._passing() if self._body is None else self._body
+        return EngineRequest(self.request.method, self.request.raw_path, self._headers, body)
 
     def age_s(self) -> float:
         return asyncio.get_running_loop().time() - self._started_s

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
+from aiohttp import hdrs
 from multidict import CIMultiDict
 
 from prefixpool import names
@@ -26,23 +27,19 @@ _HOP_BY_HOP: Final = frozenset(
     }
 )
 # Not for the engine: the pool's credentials, what the HTTP client sets itself, what steers an engine from inside.
-_NOT_UP: Final = frozenset(
-    name.encode()
-    for name in (
-        *_HOP_BY_HOP,
-        "authorization",
-        "x-api-key",
-        "host",
-        "content-length",
-        "expect",
-        names.H_REQUEST_ID,
-        names.H_SESSION,
-        names.H_POLICY,
-        "x-vllm-priority",
-        "x-data-parallel-rank",
-    )
-)
-_NOT_UP_READ: Final = _NOT_UP | {b"accept-encoding"}  # where the answer's usage is read, it must come as it is
+_NOT_UP: Final = _HOP_BY_HOP | {
+    "authorization",
+    "x-api-key",
+    "host",
+    "content-length",
+    "expect",
+    names.H_REQUEST_ID,
+    names.H_SESSION,
+    names.H_POLICY,
+    "x-vllm-priority",
+    "x-data-parallel-rank",
+}
+_NOT_UP_READ: Final = _NOT_UP | {"accept-encoding"}  # where the answer's usage is read, it must come as it is
 _NOT_DOWN: Final = _HOP_BY_HOP | {
     names.H_REPLICA,
     names.H_REASON,
@@ -54,10 +51,6 @@ _NOT_DOWN: Final = _HOP_BY_HOP | {
 }
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,200}")
 
-_REQUEST_ID_NAME: Final = names.H_REQUEST_ID.encode()
-
-RawFields = Sequence[tuple[bytes, bytes]]
-
 
 def request_id(headers: Mapping[str, str]) -> str:
     """The client's, if it is one printable word of at most 200 characters; else a new one."""
@@ -67,26 +60,27 @@ def request_id(headers: Mapping[str, str]) -> str:
     return os.urandom(16).hex()
 
 
-def for_engine(fields: RawFields, *, api: Api, request_id: str, engine_key: str, priority_allowed: bool) -> RawFields:
-    """What an engine gets of a client's header fields, byte for byte, and the pool's own. Framing is left to the sender."""
+def for_engine(
+    headers: Mapping[str, str], *, api: Api, request_id: str, engine_key: str, priority_allowed: bool
+) -> CIMultiDict[str]:
+    """What an engine gets of a client's headers, and the pool's own. Framing is left to the sender."""
     drop = _NOT_UP if api is Api.OTHER else _NOT_UP_READ
     if priority_allowed:
-        drop -= {b"x-vllm-priority"}
-    for name, value in fields:
-        if name.lower() == b"connection":
-            drop |= {listed.strip().lower() for listed in value.split(b",")}
-    out = [field for field in fields if field[0].lower() not in drop]
-    out.append((_REQUEST_ID_NAME, request_id.encode()))
+        drop -= {"x-vllm-priority"}
+    if hdrs.CONNECTION in headers:
+        drop |= _named_by_connection(headers[hdrs.CONNECTION])
+    out: CIMultiDict[str] = CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in drop)
+    out[names.H_REQUEST_ID] = request_id
     if engine_key:
-        out.append((b"Authorization", b"Bearer " + engine_key.encode()))
+        out[hdrs.AUTHORIZATION] = f"Bearer {engine_key}"
     return out
 
 
 def for_client(headers: Mapping[str, str], own: Mapping[str, str]) -> CIMultiDict[str]:
     """What a client gets of an engine's headers, and the router's `own`."""
     drop = _NOT_DOWN
-    if "connection" in headers:
-        drop |= _named_by_connection(headers["connection"])
+    if hdrs.CONNECTION in headers:
+        drop |= _named_by_connection(headers[hdrs.CONNECTION])
     out: CIMultiDict[str] = CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in drop)
     out.update(own)
     return out

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from aiohttp import web
+from aiohttp import hdrs, web
+from multidict import CIMultiDict
 
 from prefixpool import names
 from prefixpool.errors import RequestError
@@ -52,7 +53,7 @@ class Intake:
             policy=self._policy(request, grant),
             request_id=arrived.request_id,
         )
-        fields = self._engine_fields(arrived, grant)
+        fields = self._engine_headers(arrived, grant, body)
         return Exchange(arrived, routed, fields, body=body.raw, withhold=body.withhold, limits=self._limits)
 
     async def _read_body(self, arrived: Arrived, grant: Grant) -> _Body:
@@ -82,14 +83,17 @@ class Intake:
             return request.headers.get(names.H_POLICY, "")
         return ""
 
-    def _engine_fields(self, arrived: Arrived, grant: Grant) -> headers.RawFields:
-        return headers.for_engine(
-            arrived.request.raw_headers,
+    def _engine_headers(self, arrived: Arrived, grant: Grant, body: _Body) -> CIMultiDict[str]:
+        fields = headers.for_engine(
+            arrived.request.headers,
             api=arrived.route.api,
             request_id=arrived.request_id,
             engine_key=self._credentials.engine_key,
             priority_allowed="priority" in grant.allow,
         )
+        if body.raw is None and arrived.request.content_length is not None:
+            fields[hdrs.CONTENT_LENGTH] = str(arrived.request.content_length)
+        return fields
 
 
 def _short(request: web.BaseRequest) -> bool:

@@ -1,40 +1,65 @@
-"""Connections to all engines: made when needed, kept for a few seconds, without any cap on their number."""
+"""HTTP to all engines: aiohttp's client, and its failures in the words that retries are decided by."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import ssl
-from typing import Final, NamedTuple
-from urllib.parse import urlsplit
+import io
+import socket
+from collections.abc import AsyncIterator
+from contextvars import ContextVar
+from typing import Any, Final, NamedTuple
 
-from prefixpool_router.engine_connection import EngineAnswer, EngineConnection
-from prefixpool_router.engine_http import EngineRequest
+import aiohttp
+from multidict import CIMultiDict
+from yarl import URL
+
+from prefixpool_router.engine_answer import EngineAnswer
 from prefixpool_router.failures import RefusedError, ResetError
 
 # Engines drop idle connections after 5 s (uvicorn's default); ours must go first, or a request meets a closing connection.
 _KEEPALIVE_S: Final = 4.0
 _RACE_S: Final = 1.0  # a connection that breaks later than this broke over its request
+_HELD_BYTES: Final = 1 << 16  # at twice this much of an answer that its client does not take, the engine is held back
+_MAX_FIELD_BYTES: Final = 1 << 16
+_SENT_AT_ONCE_BYTES: Final = 1 << 20  # aiohttp wants longer bodies as files, which it sends in pieces
+# A peer whose machine is gone answers nothing at all; the kernel finds out in about this time, whatever waits on the socket.
+_DEAD_PEER_S: Final = 10
+_NOTHING_SENT: Final = (
+    aiohttp.ClientConnectorError,
+    aiohttp.ConnectionTimeoutError,
+    aiohttp.NonHttpUrlClientError,
+    ValueError,  # not a URL at all
+)
 
 
-class Origin(NamedTuple):
-    """Where an engine listens."""
+class EngineRequest(NamedTuple):
+    """What an engine is sent. A body that is not bytes can be sent once only; without Content-Length it goes in chunks."""
 
-    host: str
-    port: int
-    tls: bool
-    authority: str  # for the Host header
-    prefix: str  # path before every target, without trailing slash
+    method: str
+    target: str  # path and query
+    headers: CIMultiDict[str]
+    body: bytes | AsyncIterator[bytes]
+
+
+class _Attempt:
+    """Whether a request had to make its connection: aiohttp does not tell, and only a kept one can have been stale."""
+
+    __slots__ = ("dialled",)
+
+    def __init__(self) -> None:
+        self.dialled = False
+
+
+_attempt: ContextVar[_Attempt] = ContextVar("attempt")
 
 
 class Upstream:
-    """Owns the connections; use and `close` it in one loop. `connect_s`: deadline to reach an engine."""
+    """Owns the connections; make, use and `close` it in one loop. `connect_s`: deadline to reach an engine."""
 
     def __init__(self, *, connect_s: float) -> None:
-        self._connect_s = connect_s
-        self._idle: dict[Origin, list[EngineConnection]] = {}
-        self._sweeper: asyncio.TimerHandle | None = None
-        self._closed = False
+        self._session = _session(connect_s, force_close=False)
+        self._fresh = _session(connect_s, force_close=True)  # one new connection for each request
 
     async def send(self, engine_url: str, request: EngineRequest) -> EngineAnswer:
         """Begin a request and wait for the head of its answer. Raises RefusedError or ResetError; has no deadline.
@@ -42,97 +67,82 @@ class Upstream:
         A kept connection may be closed by its engine in the very moment of its use; such a request is sent once more to the
         same engine, on a new connection.
         """
-        origin = _origin(engine_url)
-        kept = self._kept(origin)
-        if kept is not None:
-            began_s = asyncio.get_running_loop().time()
-            try:
-                return await self._begin(kept, origin, request)
-            except ResetError:
-                if not isinstance(request.body, bytes) or asyncio.get_running_loop().time() - began_s > _RACE_S:
-                    raise
-        connection = await self._connect(origin, lost_one=kept is not None)
-        return await self._begin(connection, origin, request)
-
-    async def _begin(self, connection: EngineConnection, origin: Origin, request: EngineRequest) -> EngineAnswer:
-        answer = connection.send(request, request.head(origin.authority, origin.prefix))
-        try:
-            await answer.wait_head()
-        except BaseException:
-            answer.close()  # also when the client goes away while the engine works on its prompt
-            raise
-        return answer
-
-    def _kept(self, origin: Origin) -> EngineConnection | None:
-        kept = self._idle.get(origin)
-        oldest_s = asyncio.get_running_loop().time() - _KEEPALIVE_S
-        while kept:
-            connection = kept.pop()
-            if connection.usable and connection.idle_since_s > oldest_s:
-                return connection
-            connection.abort()
-        return None
-
-    async def _connect(self, origin: Origin, *, lost_one: bool) -> EngineConnection:
-        try:
-            async with asyncio.timeout(self._connect_s):
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: EngineConnection(functools.partial(self._keep, origin)),
-                    origin.host,
-                    origin.port,
-                    ssl=_client_tls() if origin.tls else None,
-                )
-        except OSError as error:  # also TimeoutError and all of ssl's
-            if lost_one:  # it was there a moment ago: it may have died of this very request
-                raise ResetError("the engine broke the connection and is gone") from error
-            raise RefusedError from error
-        return connection
-
-    def _keep(self, origin: Origin, connection: EngineConnection) -> None:
-        if self._closed:
-            connection.abort()
-            return
+        attempt = _Attempt()
+        _attempt.set(attempt)
         loop = asyncio.get_running_loop()
-        connection.idle_since_s = loop.time()
-        self._idle.setdefault(origin, []).append(connection)
-        if self._sweeper is None:
-            self._sweeper = loop.call_later(_KEEPALIVE_S, self._sweep)
-
-    def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
-        oldest_s = loop.time() - _KEEPALIVE_S
-        for origin, kept in list(self._idle.items()):
-            for connection in kept:
-                if connection.idle_since_s <= oldest_s:
-                    connection.abort()
-            self._idle[origin] = [connection for connection in kept if connection.usable]
-            if not self._idle[origin]:
-                del self._idle[origin]
-        self._sweeper = loop.call_later(_KEEPALIVE_S, self._sweep) if self._idle else None
+        began_s = loop.time()
+        try:
+            return await _ask(self._session, engine_url, request)
+        except ResetError:
+            late = loop.time() - began_s > _RACE_S
+            if attempt.dialled or late or not isinstance(request.body, bytes):
+                raise
+        try:
+            return await _ask(self._fresh, engine_url, request)
+        except RefusedError as error:  # it was there a moment ago: it may have died of this very request
+            raise ResetError("the engine broke the connection and is gone") from error
 
     async def close(self) -> None:
-        """Breaks kept connections; those in use belong to their answers."""
-        self._closed = True
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-        for kept in self._idle.values():
-            for connection in kept:
-                connection.abort()
-        self._idle.clear()
-        await asyncio.sleep(0)  # let the transports say goodbye
+        """Breaks all connections."""
+        await self._session.close()
+        await self._fresh.close()
 
 
-@functools.lru_cache(maxsize=1024)
-def _origin(engine_url: str) -> Origin:
-    parts = urlsplit(engine_url)
-    if parts.scheme not in ("http", "https") or parts.hostname is None:
-        raise RefusedError(f"not the address of an engine: {engine_url}")
-    tls = parts.scheme == "https"
-    return Origin(
-        parts.hostname, parts.port or (443 if tls else 80), tls, parts.netloc.rpartition("@")[2], parts.path.rstrip("/")
+async def _ask(session: aiohttp.ClientSession, engine_url: str, request: EngineRequest) -> EngineAnswer:
+    try:
+        url = _url(engine_url, request.target)
+        response = await session.request(
+            request.method, url, headers=request.headers, data=_payload(request.body), allow_redirects=False
+        )
+    except _NOTHING_SENT as error:
+        raise RefusedError from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise ResetError from error
+    return EngineAnswer(response)
+
+
+def _payload(body: bytes | AsyncIterator[bytes]) -> Any:
+    if not isinstance(body, bytes):
+        return body
+    if not body:
+        return None
+    return body if len(body) < _SENT_AT_ONCE_BYTES else io.BytesIO(body)
+
+
+@functools.lru_cache(maxsize=512)
+def _url(engine_url: str, target: str) -> URL:
+    """Memoised, because parsing a URL costs as much as sending a small request; few differ."""
+    return URL(engine_url + target, encoded=True)
+
+
+def _session(connect_s: float, *, force_close: bool) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(
+            limit=0,
+            force_close=force_close,
+            keepalive_timeout=None if force_close else _KEEPALIVE_S,
+            ttl_dns_cache=10,
+            socket_factory=_socket,
+        ),
+        timeout=aiohttp.ClientTimeout(total=None, connect=connect_s),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        read_bufsize=_HELD_BYTES,
+        max_line_size=_MAX_FIELD_BYTES,
+        max_field_size=_MAX_FIELD_BYTES,
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
     )
 
 
-@functools.cache
-def _client_tls() -> ssl.SSLContext:
-    return ssl.create_default_context()  # reads the system's authorities: slow, and needed for few engines only
+def _socket(address: Any) -> socket.socket:
+    """A new connection's, which notices that its peer is gone."""
+    _attempt.get().dialled = True
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setblocking(False)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _DEAD_PEER_S // 2)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_PEER_S * 1000)
+    return made

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from prefixpool_router.engine_connection import EngineAnswer
+from prefixpool_router.engine_answer import EngineAnswer
 from prefixpool_router.failures import SilentError
 
 
