@@ -10,7 +10,7 @@ from typing import Final
 
 from prefixpool import settings as reading
 from prefixpool.errors import SettingsError
-from prefixpool_router.processes import run, set_up, stop_on_signals
+from prefixpool_router.processes import raise_file_limit, run, set_up, stop_on_signals
 from prefixpool_router.serve import Router
 from prefixpool_router.settings import PREFIX, RouterSettings
 from prefixpool_router.workers import serve_with_workers
@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"prefixpool-router: {error}\n")
         return 2
     set_up(settings)
+    raise_file_limit()
     return run(lambda: _serve(settings))
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 import uvloop
 from prometheus_client import disable_created_metrics
@@ -18,12 +19,25 @@ from prefixpool_router.drain import Draining
 from prefixpool_router.settings import LogFormat, RouterSettings
 
 _log = logging.getLogger(__name__)
+_ENOUGH_FILES: Final = 65_536  # every request in flight has two connections
 
 
 def set_up(settings: RouterSettings) -> None:
     """What is set once for a whole process: log lines as the settings want them, the format of metrics."""
     disable_created_metrics()  # type: ignore[no-untyped-call]  # time stamps would double what is scraped
     logs.setup(settings.log_level, json=settings.log_format is LogFormat.JSON)
+
+
+def raise_file_limit() -> None:
+    """To what this process and its children may have at most; says so if that is little."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError) as error:  # a sandbox may forbid it, and less will do for most
+        _log.warning("the limit of open files could not be raised", extra={"error": str(error)})
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _ENOUGH_FILES:
+        _log.warning("few files may be open: each request in flight takes two", extra={"limit": soft})
 
 
 def stop_on_signals(draining: Draining) -> None:

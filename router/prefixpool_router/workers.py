@@ -56,7 +56,7 @@ class Workers:
         self._settings = settings
         self._draining = draining
         self._settings_file = directory / "settings.json"
-        self._settings_file.write_bytes(msgspec.json.encode(settings))
+        self._settings_file.write_bytes(msgspec.json.encode(of_one_worker(settings)))
         self._sockets = {worker: directory / f"{worker}.sock" for worker in range(settings.workers)}
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._metrics = WorkersMetrics()
@@ -128,6 +128,13 @@ class Workers:
         if self._draining.begun:
             process.terminate()
         return await process.wait()
+
+
+def of_one_worker(settings: RouterSettings) -> RouterSettings:
+    """What is allowed to all workers together is divided among them; each gets something."""
+    if not settings.max_inflight:
+        return settings
+    return msgspec.structs.replace(settings, max_inflight=max(1, settings.max_inflight // settings.workers))
 
 
 @contextlib.contextmanager
