@@ -106,7 +106,7 @@ def _payload(body: bytes | AsyncIterator[bytes]) -> Any:
         return body
     if not body:
         return None
-    return body if len(body) < _SENT_AT_ONCE_BYTES else io.BytesIO(body)
+    return aiohttp.BytesPayload(body) if len(body) < _SENT_AT_ONCE_BYTES else io.BytesIO(body)
 
 
 @functools.lru_cache(maxsize=512)
