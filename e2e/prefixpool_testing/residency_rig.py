@@ -138,17 +138,22 @@ class Rig:
         return self.ask(CHAT, {"model": "m", "messages": messages}, reply, **options)
 
     def predicted(self, path: str, body: dict[str, Any]) -> int:
-        """As a router would see it from the changes alone."""
+        """As a router sees it from the changes alone: the first boundary that is missing ends the prefix.
+
+        Those less than one block deep do not count as missing.
+        """
+        best = 0
+        for depth in self.depths(path, body):
+            if depth is None and best >= SIZE:
+                break
+            best = max(best, depth or 0)
+        return best // SIZE * SIZE
+
+    def depths(self, path: str, body: dict[str, Any]) -> list[int | None]:
+        """Published token depth of each boundary of a request, None where it is not published."""
         request = canonical(path, body, template=TEMPLATE, salt=body.get("cache_salt", ""), day=DAY)
         assert request is not None
-        depths = [self._depth(hash_) for hash_ in prefix_chain(request).hashes]
-        deep = [depth is not None for depth in depths if depth is None or depth >= SIZE]
-        held = [depth for depth in depths if depth is not None]
-        if held:
-            # Routers read a missing boundary as the end of the prefix, those less than one block deep apart.
-            first = next((i for i, there in enumerate(deep) if there), len(deep))
-            assert deep[first:] == sorted(deep[first:], reverse=True), "a hole among published boundaries"
-        return max(held, default=0) // SIZE * SIZE
+        return [self._depth(hash_) for hash_ in prefix_chain(request).hashes]
 
     def _depth(self, hash_: int) -> int | None:
         found = (self.picture.get((tier, hash_)) for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK))

@@ -103,6 +103,30 @@ def test_any_text_is_over_by_two_tokens_at_most(first: str, second: str, other: 
     assert predicted(old, ids, new) <= shared(ids, new_ids) + 2
 
 
+@pytest.mark.parametrize("content", ["t", "user", "s", "im", "assistant"])
+def test_a_short_content_is_not_taken_for_a_part_of_the_role_s_header(content: str) -> None:
+    """Else the depth behind the header depended on which request came first."""
+    short, long = chat(SYSTEM, content, "yes"), chat(SYSTEM, QUESTION)
+    depth: dict[int, int] = {}
+    for body in (short, long):
+        chain, alignment = whole(BPE.encode(chatml(body["messages"])), body)
+        depth[len(depth)] = alignment.depths[list(chain.marks).index(1)]
+    assert depth[0] == depth[1]
+
+
+@given(st.lists(st.text(max_size=100), min_size=1, max_size=5))
+@settings(max_examples=60, deadline=None)
+def test_depths_never_shrink_with_the_prefix(contents: list[str]) -> None:
+    """Else a boundary inside a role's marker outlives the end of the content before it, and routers see a hole."""
+    body = chat("", *contents)
+    try:
+        ids = BPE.encode(chatml(body["messages"]))
+    except UnicodeEncodeError:
+        return
+    depths = whole(ids, body)[1].depths
+    assert list(depths) == sorted(depths)
+
+
 def test_part_of_a_path_tells_only_what_lies_on_it() -> None:
     """A long prompt is computed in steps; the first step's blocks must not pull deeper boundaries up."""
     body = chat(SYSTEM, QUESTION)

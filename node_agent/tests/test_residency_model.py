@@ -178,6 +178,8 @@ def test_where_marks_align_a_prediction_misses_by_one_block_at_most(
         messages = [*messages, user(text)]
         finished = rig.chat(messages, reply)
         assert abs((finished.predicted_tokens or 0) - (finished.cached_tokens or 0)) <= SIZE
+        prompt = {"model": "m", "messages": messages}
+        assert rig.predicted(CHAT, prompt) // SIZE == len(rig.render(CHAT, prompt)) // SIZE, "as routers see it"
         again = rig.chat(messages, reply)
         assert again.predicted_tokens == again.cached_tokens, "an exact repeat"
         messages = [*messages, {"role": "assistant", "content": reply}]

@@ -84,10 +84,12 @@ def align(
     opaque = next((start for start, s in zip(starts, segments, strict=True) if s.kind is SegmentKind.OPAQUE), None)
     text = _Text(decoded, runs, prompt.complete, opaque, None if request.generation else chain.total_bytes)
     depths = array("i", [UNKNOWN]) * len(chain.offsets)
+    least = base
     for i in range(skip, len(depths)):
         if chain.marks[i] != len(request.segments):
             depth = text.depth(chain.offsets[i], chain.marks[i])
-            depths[i] = depth if depth == UNKNOWN else base + depth
+            if depth != UNKNOWN:  # what is sure of a shorter prefix is sure of a longer one
+                least = depths[i] = max(least, base + depth)
     if prompt.complete and prompt.length is not None and opaque is None and runs.cap == len(decoded.text):
         if request.generation:
             depths[-1] = prompt.length  # behind the generation prompt: all of it

@@ -140,7 +140,7 @@ class Placer:
             self._counts["reply_not_credited"] += 1
             return
         chain = prefix_chain(continued[0])
-        prompt = answer.prompt_tokens or 0
+        prompt = least = answer.prompt_tokens or 0
         complete = len(path) >= self.final_blocks(session)
         for key, offset, mark in zip(chain.hashes, chain.offsets, chain.marks, strict=True):
             at = offset - begin
@@ -148,8 +148,8 @@ class Placer:
                 continue
             inside = mark == CHUNK or not request.generation
             merges = inside and at < len(text) + SURELY_A_TOKEN_BYTES
-            depth = prompt + max(0, bisect_right(ends, at) - merges)
-            self._boundaries.attach(key, depth, path, certain=False)
+            least = max(least, prompt + bisect_right(ends, at) - merges)
+            self._boundaries.attach(key, least, path, certain=False)
 
     def _place_tokens(self, request: Canonical, begin: int, output: array[int], path: Sequence[Block]) -> None:
         """A prompt of token ids is continued by token ids."""

@@ -20,6 +20,8 @@ HEADER_BYTES: Final = 512  # longest template text that is credited to a role ma
 _LITERAL_BYTES: Final = 12  # schema keywords are shorter and repeat: they would mislead a search
 _WINDOW_BYTES: Final = 4096  # how far ahead a content is sought again behind a difference
 _LOST_PROBES: Final = 16  # fruitless searches through all that is left, per request: bounds the work
+_MARKERS: Final = (b"<", b"[", b"")  # how markers begin: <|im_end|>, </s>, [/INST]; or the tokens end here
+_MARKER_BYTES: Final = 4  # blanks before one
 _LITERAL: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 _CALL: Final = re.compile(rb"\x1d[^ \x1d]* ([^\x1d]+)")
 
@@ -111,6 +113,8 @@ class _Search:
 
     def _find(self, data: bytes, k: int, anchored: bool) -> int:
         probe = data[k : k + PROBE_BYTES]
+        if k == 0 and len(probe) < PROBE_BYTES:
+            return self._find_short(probe)
         far = not anchored and self._patience > 0
         at = self._decoded.find(probe, self._at, len(self._decoded) if far else self._at + _WINDOW_BYTES)
         if at < 0:
@@ -118,6 +122,16 @@ class _Search:
             return at
         near = at == self._at or (k == 0 and at - self._at <= HEADER_BYTES)
         return at if near or (len(probe) == PROBE_BYTES and not probe.isspace()) else -1
+
+    def _find_short(self, content: bytes) -> int:
+        """A content of a few bytes may occur in the role's header, too: prefer where a marker of the template follows."""
+        first = at = self._decoded.find(content, self._at, self._at + HEADER_BYTES + len(content))
+        while at >= 0:
+            follows = self._decoded[at + len(content) : at + len(content) + _MARKER_BYTES].lstrip()[:1]
+            if follows in _MARKERS:
+                return at
+            at = self._decoded.find(content, at + 1, self._at + HEADER_BYTES + len(content))
+        return first
 
 
 def common_bytes(a: bytes, i: int, b: bytes, j: int) -> int:
