@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from prefixpool.errors import RequestError
 from prefixpool_router.app import Edge
 from prefixpool_router.credentials import Credentials
-from prefixpool_router.dispatch_types import Outcome, RoutedRequest
+from prefixpool_router.dispatch_types import FullError, Outcome, RoutedRequest
 from prefixpool_router.metrics import EdgeMetrics
 from prefixpool_router.settings import RouterSettings
 from prefixpool_testing.backend import Backend
@@ -60,16 +60,23 @@ class FakeDispatcher:
         self.dispatches: list[FakeDispatch] = []
         self.open_before: list[int] = []
         self.refusal: RequestError | None = None
+        self.full: set[str] = set()  # replicas without a free place
+        self.wake: Callable[[int], None] = lambda places: None
 
     def dispatch(self, request: RoutedRequest, exclude: frozenset[str] = frozenset()) -> FakeDispatch:
         if self.refusal is not None:
             raise self.refusal
+        if self.full >= self.engines.keys():
+            raise FullError
         self.open_before.append(sum(not each.ended.is_set() for each in self.dispatches))
         for replica, url in self.engines.items():
-            if replica not in exclude:
+            if replica not in exclude and replica not in self.full:
                 self.dispatches.append(FakeDispatch(replica, url, request))
                 return self.dispatches[-1]
         raise RequestError(503, "No replica is ready.", retry_after_s=1)
+
+    def when_room(self, wake: Callable[[int], None]) -> None:
+        self.wake = wake
 
 
 class EdgeUnderTest:

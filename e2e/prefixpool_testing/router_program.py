@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import aiohttp
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
 
 from prefixpool import names
 from prefixpool_cli.admin import AdminClient
@@ -77,6 +78,12 @@ class RouterProgram:
             return (await self.ready()).ready
 
         await eventually(check, what="the router is ready")
+
+    async def metric(self, name: str) -> float:
+        """Sum of its samples."""
+        async with self.http.get(self.admin_url + names.PATH_METRICS) as answer:
+            families = text_string_to_metric_families(await answer.text())
+        return sum(sample.value for family in families for sample in family.samples if sample.name == name)
 
     @property
     def rss_bytes(self) -> int:

@@ -59,13 +59,13 @@ class Edge:
         self._idle = asyncio.Event()
         self._idle.set()
         metrics.open_requests.set_function(lambda: self._open)
-        metrics.waiting_requests.set_function(lambda: self._admission.waiting)
 
     async def start(self, *, sock: socket.socket | None = None, reuse_port: bool = False) -> None:
         """Listen, on the settings' address or on a socket that is bound already. Raises OSError."""
         loop = asyncio.get_running_loop()
         self._upstream = Upstream(connect_s=self._settings.connect_timeout_s)
         self._proxy = Proxy(self._dispatcher, self._upstream, self._metrics, self._settings)
+        self._metrics.waiting_requests.set_function(lambda: self._admission.waiting + self._proxy.waiting)
         self._server = ClientServer(
             self.handle, idle_s=self._settings.idle_timeout_s, unread_s=self._settings.write_timeout_s
         )

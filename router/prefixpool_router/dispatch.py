@@ -29,10 +29,12 @@ from prefixpool_router.fleet import Fleet
 from prefixpool_router.knowledge import CONFIRM_S, LONGEST_REQUEST_S, Promise
 from prefixpool_router.load import Booking
 from prefixpool_router.metrics import RoutingMetrics
+from prefixpool_router.paths import LIGHT
 from prefixpool_router.pictures import Account
 from prefixpool_router.prompt_estimate import NO_ANCHOR, Anchor, PromptEstimate, TokenEstimate
 from prefixpool_router.replica import Replica
 
+BUSY: Final = "busy"  # `why` of attempts that a gate without a free place refused
 STOPPING: Final = frozenset({"fenced", "shutdown", "empty"})  # `why` of attempts that an engine on its way out refused
 
 
@@ -72,7 +74,7 @@ class FleetDispatcher:
         started = self.fleet.clock()
         policy = self._policy(request.policy)
         prompt = self._prompt(request)
-        candidates = self.fleet.eligible(prompt.model, exclude)
+        candidates = self.fleet.eligible(prompt.model, exclude, light=request.path in LIGHT)
         number = next(self._ids)
         query = self._query(request, prompt, number)
         choice = policy.choose(query, candidates)
@@ -85,6 +87,10 @@ class FleetDispatcher:
         self.metrics.decisions.labels(choice.name, choice.reason).inc()
         self.metrics.decision_seconds.observe(self.fleet.clock() - started)
         return attempt
+
+    def when_room(self, wake: Callable[[int], None]) -> None:
+        """See dispatch_types.Dispatcher."""
+        self.fleet.wake = wake
 
     def _policy(self, name: str) -> Policy:
         policy = self._policies.get(name)
@@ -205,6 +211,8 @@ class FleetDispatch:
             self._replica.went_down(why)
         elif why in STOPPING:
             self._replica.was_fenced()
+        elif why == BUSY:
+            self._replica.was_full()
         self._dispatcher.fleet.judge(self._replica)
 
     def _end(self) -> bool:

@@ -12,10 +12,19 @@ every path, cancellation included.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
+
+from prefixpool.errors import RequestError
+
+
+class FullError(RequestError):
+    """Every replica that could take the request has as many as its gate lets in; there may be room at any moment."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "Every replica is full.", code="no_replica", retry_after_s=1)
 
 
 class RoutedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,5 +89,12 @@ class Dispatcher(Protocol):
     """Chooses replicas."""
 
     def dispatch(self, request: RoutedRequest, exclude: frozenset[str] = frozenset()) -> Dispatch:
-        """Choose and book. Raises RequestError: 503 nobody is left, 404 the model is unknown, 400 no such policy."""
+        """Choose and book. Raises RequestError: 503 nobody is left, 404 the model is unknown, 400 no such policy.
+
+        FullError if a place is all that is missing; then `exclude` should not name those who were full.
+        """
+        ...
+
+    def when_room(self, wake: Callable[[int], None]) -> None:
+        """`wake` is called whenever so many requests might find room, or things changed in another way."""
         ...

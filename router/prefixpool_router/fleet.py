@@ -16,6 +16,7 @@ import msgspec
 from prefixpool.errors import RequestError
 from prefixpool.policy.candidates import UNKNOWN, Candidates
 from prefixpool.wire import Mode, Template
+from prefixpool_router.dispatch_types import FullError
 from prefixpool_router.knowledge import Knowledge
 from prefixpool_router.membership import Member
 from prefixpool_router.metrics import RoutingMetrics
@@ -24,6 +25,7 @@ from prefixpool_router.replica import DEFAULT_BLOCK_TOKENS, Replica, Verdict
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S: Final = 1
 _NAMED: Final = 5  # replicas in one sentence
+_ALL: Final = 1 << 30
 
 
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +54,8 @@ class Fleet:
         self._metrics = metrics
         self._verdicts: dict[str, Verdict] = {}
         self._evicted = 0
+        self._full: set[str] = set()  # candidates with as many requests as their gates let in
+        self.wake: Callable[[int], None] = _nobody_waits  # for requests that found all full: so many may try again
 
     # -- members
 
@@ -82,6 +86,7 @@ class Fleet:
     def _remove(self, replica: Replica) -> None:
         del self.replicas[replica.name], self._verdicts[replica.name]
         self.candidates.remove(replica.name)
+        self._full.discard(replica.name)
         replica.left()
         self._learn_pool()
         self._metrics.forget(replica.name)
@@ -113,6 +118,15 @@ class Fleet:
             free_tokens=report.free_blocks * replica.block_tokens if report is not None else UNKNOWN,
             resident=picture.boundaries + picture.promised if picture is not None else 0,
         )
+        self._fill(replica)
+
+    def _fill(self, replica: Replica) -> None:
+        room = replica.max_inflight - replica.load.inflight
+        if replica.max_inflight and room <= 0:
+            self._full.add(replica.name)
+        else:
+            self._full.discard(replica.name)
+            self.wake(room if replica.max_inflight else _ALL)
 
     def snapshot_begun(self, replica: Replica) -> None:
         """Count it."""
@@ -128,6 +142,8 @@ class Fleet:
             self.candidates.add(replica.candidate)
         elif not verdict.usable and self.candidates.get(replica.name) is replica.candidate:
             self.candidates.remove(replica.name)
+            self._full.discard(replica.name)
+            self.wake(_ALL)  # those who waited for it may now have nobody left to wait for
         self._learn_pool()
         if previous is None or verdict.mode is not previous.mode:
             self._metrics.mode_changes.labels(replica.name, verdict.mode).inc()
@@ -165,13 +181,20 @@ class Fleet:
 
     # -- who may be chosen
 
-    def eligible(self, model: str, exclude: Collection[str]) -> Candidates:
-        """Usable replicas that serve the model ("" = any). Raises RequestError 503 or 404; never returns an empty set."""
+    def eligible(self, model: str, exclude: Collection[str], *, light: bool = False) -> Candidates:
+        """Usable replicas that serve the model ("" = any). `light`: no work, which full replicas take, too.
+
+        Raises RequestError 503 or 404, FullError if only a place is missing; never returns an empty set.
+        """
         unfit = {name for name in exclude if self.candidates.get(name)}
+        if self._full and not light:
+            unfit |= self._full
         if model:
             unfit |= {c.name for c in self.candidates if not _serves(self.replicas[c.name], model)}
         if len(unfit) < len(self.candidates):
             return self.candidates.without(unfit) if unfit else self.candidates
+        if not light and any(not model or _serves(self.replicas[name], model) for name in self._full):
+            raise FullError
         raise self._refusal(model)
 
     def _refusal(self, model: str) -> RequestError:
@@ -231,6 +254,10 @@ class Fleet:
         if waiting and self.clock() - self.started_s < self.settings.warmup_s:
             return False, f"warming: waiting for the pictures of {len(waiting)} of {len(self.replicas)} replicas"
         return True, f"{len(self.candidates)} of {len(self.replicas)} replicas usable"
+
+
+def _nobody_waits(_places: int) -> None:
+    """Until somebody does."""
 
 
 def _named(names: list[str]) -> str:

@@ -42,6 +42,10 @@ class LoadBook:
         """The newest report is too old to say anything: own requests only, which is not the same as saturated."""
         self._others = self._others_tokens = 0
 
+    def full(self, bound: int) -> None:
+        """Its gate refused a request for want of a place, whatever the newest report said; the next one corrects this."""
+        self._others = max(self._others, bound - self.own)
+
     def book(self, uncached_tokens: int) -> Booking:
         """A request was sent there."""
         self.own += 1

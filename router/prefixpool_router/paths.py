@@ -49,6 +49,7 @@ _KNOWN: Final = {
     "/tokenize": (Api.TOKENIZE, _POST),
     "/detokenize": (Api.TOKENIZE, _POST),
 }
+LIGHT: Final = frozenset({"/v1/messages/count_tokens", "/v1/models", "/tokenize", "/detokenize"})  # no work for an engine
 _UNPARSED: Final = frozenset({Api.MODELS, Api.TOKENIZE})
 _STORED: Final = "/v1/responses/"
 

@@ -10,12 +10,13 @@ from aiohttp import web
 from prefixpool.errors import RequestError
 from prefixpool_router.answer import Answer, open_answer
 from prefixpool_router.delivery import Delivery
-from prefixpool_router.dispatch_types import Dispatch, Dispatcher, Outcome
+from prefixpool_router.dispatch_types import Dispatch, Dispatcher, FullError, Outcome
 from prefixpool_router.exchange import Exchange
-from prefixpool_router.failures import ResetError, SilentError, UnansweredError
+from prefixpool_router.failures import BusyError, ResetError, SilentError, UnansweredError
 from prefixpool_router.metrics import EdgeMetrics
 from prefixpool_router.settings import RouterSettings
 from prefixpool_router.upstream import Upstream
+from prefixpool_router.waiting_room import WaitingRoom
 
 _CLIENT_GONE: Final = 499
 _MAX_RESETS: Final = 2  # a request whose engines keep dying may be what kills them
@@ -31,12 +32,21 @@ class Proxy:
         self._metrics = metrics
         self._silence_s = settings.silence_timeout_s
         self._write_s = settings.write_timeout_s
+        self._patience_s = settings.queue_timeout_s
+        self._room = WaitingRoom(most=settings.max_queued)
+        dispatcher.when_room(self._room.wake)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that found every replica full."""
+        return self._room.waiting
 
     async def serve(self, exchange: Exchange) -> web.StreamResponse:
         """Raises RequestError if no replica answered; then nothing has been sent to the client."""
         failures: dict[str, UnansweredError] = {}
+        until_s = asyncio.get_running_loop().time() + self._patience_s
         while True:
-            dispatch = self._dispatch(exchange, failures)
+            dispatch = await self._place(exchange, failures, until_s)
             try:
                 answer = await self._attempt(exchange, dispatch)
             except UnansweredError as failure:
@@ -50,9 +60,21 @@ class Proxy:
             else:
                 return await self._deliver(exchange, dispatch, answer)
 
+    async def _place(self, exchange: Exchange, failures: dict[str, UnansweredError], until_s: float) -> Dispatch:
+        """Waits for room, if that is all that is missing."""
+        try:
+            return self._dispatch(exchange, failures)
+        except FullError:
+            for replica in [replica for replica, failure in failures.items() if isinstance(failure, BusyError)]:
+                del failures[replica]  # full like the others: worth asking again
+            model = str((exchange.routed.body or {}).get("model", ""))
+            return await self._room.until(lambda: self._dispatch(exchange, failures), kind=model, deadline_s=until_s)
+
     def _dispatch(self, exchange: Exchange, failures: dict[str, UnansweredError]) -> Dispatch:
         try:
             return self._dispatcher.dispatch(exchange.routed, frozenset(failures))
+        except FullError:
+            raise
         except RequestError as error:
             if not failures:
                 raise

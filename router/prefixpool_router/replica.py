@@ -105,6 +105,11 @@ class Replica:
         return self._mode()[0]
 
     @property
+    def max_inflight(self) -> int:
+        """Requests that its gate lets in; 0: no bound, or none is known now."""
+        return self.welcome.max_inflight if self.welcome is not None else 0
+
+    @property
     def settled(self) -> bool:
         """Whether a starting router need not wait for this replica: it has its picture, or is not going to have one soon."""
         if self.member.agent is None or self.member.state is not MemberState.READY:
@@ -275,6 +280,12 @@ class Replica:
         """It refused a request as one on its way out does. Agents tell this too; this is for before, or their absence."""
         self._fenced_until_s = self._clock() + FENCED_S
         self._watcher.judge(self)
+
+    def was_full(self) -> None:
+        """Its gate has as many requests as it takes. Without an agent nobody would tell when that is over."""
+        if self.max_inflight:
+            self.load.full(self.max_inflight)
+            self._watcher.weigh(self)
 
     # -- time
 

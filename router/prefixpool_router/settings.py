@@ -81,7 +81,9 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_inflight: Annotated[
         Count, Meta(description="requests served at once, divided evenly among `workers`, at least 1 each; 0: no limit")
     ] = 0
-    max_queued: Annotated[Count, Meta(description="requests that may wait for a place beyond that; more get 429")] = 1024
+    max_queued: Annotated[
+        Count, Meta(description="requests that may wait for a place, here or in a replica; more get 429")
+    ] = 1024
     queue_timeout_s: Annotated[float, Meta(description="how long one may wait for a place before it gets 429", gt=0)] = 30.0
     body_timeout_s: Annotated[float, Meta(description="for a request's body to arrive", gt=0)] = 60.0
     idle_timeout_s: Annotated[
