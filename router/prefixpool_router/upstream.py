@@ -8,9 +8,12 @@ import io
 import socket
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 import aiohttp
+from aiohttp.connector import Connection
+from aiohttp.tracing import Trace
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -25,12 +28,6 @@ _MAX_FIELD_BYTES: Final = 1 << 16
 _SENT_AT_ONCE_BYTES: Final = 1 << 20  # aiohttp wants longer bodies as files, which it sends in pieces
 # A peer whose machine is gone answers nothing at all; the kernel finds out in about this time, whatever waits on the socket.
 _DEAD_PEER_S: Final = 10
-_NOTHING_SENT: Final = (
-    aiohttp.ClientConnectorError,
-    aiohttp.ConnectionTimeoutError,
-    aiohttp.NonHttpUrlClientError,
-    ValueError,  # not a URL at all
-)
 
 
 class EngineRequest(NamedTuple):
@@ -52,6 +49,18 @@ class _Attempt:
 
 
 _attempt: ContextVar[_Attempt] = ContextVar("attempt")
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Drops kept connections that spoke unasked: aiohttp would take that for the answer to the next request on them."""
+
+    async def connect(self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout) -> Connection:
+        while True:
+            connection = await super().connect(req, traces, timeout)
+            silent = connection.protocol is not None and not connection.protocol.should_close
+            if silent or _attempt.get().dialled:
+                return connection
+            connection.close()
 
 
 class Upstream:
@@ -89,15 +98,18 @@ class Upstream:
 
 
 async def _ask(session: aiohttp.ClientSession, engine_url: str, request: EngineRequest) -> EngineAnswer:
+    url = _url(engine_url, request.target)
     try:
-        url = _url(engine_url, request.target)
         response = await session.request(
             request.method, url, headers=request.headers, data=_payload(request.body), allow_redirects=False
         )
-    except _NOTHING_SENT as error:
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise RefusedError from error
     except (aiohttp.ClientError, OSError) as error:
         raise ResetError from error
+    if response.status == HTTPStatus.SWITCHING_PROTOCOLS:
+        response.close()
+        raise ResetError("the engine changed protocols unasked")
     return EngineAnswer(response)
 
 
@@ -111,13 +123,20 @@ def _payload(body: bytes | AsyncIterator[bytes]) -> Any:
 
 @functools.lru_cache(maxsize=512)
 def _url(engine_url: str, target: str) -> URL:
-    """Memoised, because parsing a URL costs as much as sending a small request; few differ."""
-    return URL(engine_url + target, encoded=True)
+    """Memoised, because few differ and parsing costs much."""
+    try:
+        url = URL(engine_url + target, encoded=True)
+        usable = url.scheme in ("http", "https") and url.host is not None and url.port is not None
+    except ValueError as error:  # what its parts say is found out when they are asked for
+        raise RefusedError("not the address of an engine") from error
+    if not usable:
+        raise RefusedError("not the address of an engine")
+    return url
 
 
 def _session(connect_s: float, *, force_close: bool) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(
+        connector=_Connector(
             limit=0,
             force_close=force_close,
             keepalive_timeout=None if force_close else _KEEPALIVE_S,

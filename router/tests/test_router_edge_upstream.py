@@ -45,6 +45,8 @@ async def upstream_to_one() -> AsyncIterator[tuple[Upstream, Backend]]:
     [
         b"nonsense\r\n\r\n",
         b"HTTP/1.1 2000 OK\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n",
         OK + b"no colon\r\n\r\n",
         OK + b"Content-Length: -1\r\n\r\n",
         OK + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
@@ -130,6 +132,17 @@ async def test_two_kept_connections_that_were_closed_are_replaced_by_one() -> No
         assert len(backend.received) == 4
 
 
+async def test_what_an_engine_says_unasked_is_not_the_answer_to_the_next_request() -> None:
+    gate = asyncio.Event()
+    async with upstream_to_one() as (upstream, backend):
+        backend.script(Raw(OK + b"Content-Length: 1\r\n\r\n1", gate, OK + b"Content-Length: 5\r\n\r\nstale"))
+        assert await read(await upstream.send(backend.url, POST)) == [b"1"]
+        gate.set()
+        await asyncio.sleep(0.02)
+        assert await read(await upstream.send(backend.url, POST)) == [b'{"ok":true}']
+        assert backend.connections == 1
+
+
 async def test_an_engine_that_dies_of_a_request_on_a_kept_connection_is_not_taken_for_absent() -> None:
     async with Backend() as backend:
         upstream = Upstream(connect_s=1)
@@ -184,7 +197,7 @@ async def test_what_came_before_a_break_is_delivered() -> None:
         await upstream.close()
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "http://", "nonsense"])
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:port", "nonsense"])
 async def test_an_engine_without_a_usable_address_counts_as_refused(url: str) -> None:
     upstream = Upstream(connect_s=1)
     with pytest.raises(RefusedError):
