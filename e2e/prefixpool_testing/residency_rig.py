@@ -9,7 +9,7 @@ from typing import Any, Final
 from prefixpool.chain import canonical, prefix_chain
 from prefixpool.note import Arrival, End
 from prefixpool.wire import Template, Tier
-from prefixpool_agent.residency import Finished, Limits, Residency, load_table
+from prefixpool_agent.residency import Finished, Limits, Residency, TokenTable, load_table
 from prefixpool_testing.paged_engine import PagedEngine, Running
 from prefixpool_testing.tiny_bpe import TinyBpe
 
@@ -32,7 +32,7 @@ class Rig:
     def __init__(self, model: Path, blocks: int = 2000, host_blocks: int = 0, limits: Limits = LIMITS) -> None:
         """`model`: a folder with a small tokenizer.json."""
         self.bpe = TinyBpe(model / "tokenizer.json")
-        self.table = load_table(model)
+        self.table: TokenTable = load_table(model)
         self.limits = limits
         self.engine = PagedEngine(blocks, SIZE, host_blocks)
         self.residency = self.fresh()

@@ -11,7 +11,7 @@ import pytest
 from prefixpool.chain import canonical, prefix_chain
 from prefixpool.note import Arrival, End
 from prefixpool.wire import Tier
-from prefixpool_agent.residency import Limits
+from prefixpool_agent.residency import Limits, TokenTable
 from prefixpool_testing.residency_rig import CHAT, COMPLETIONS, DAY, SIZE, TEMPLATE, Rig
 
 MODEL = Path(__file__).parent / "data" / "tiny_model"
@@ -131,6 +131,33 @@ def test_depths_published_while_a_prompt_is_still_computed_are_final(rig: Rig) -
     rig.flush()
     assert len(seen[0]) < len(seen[-1]) < len(rig.picture)
     assert all(rig.picture[key] == depth for picture in seen for key, depth in picture.items())
+
+
+def test_a_known_prefix_is_not_read_again(rig: Rig) -> None:
+    """Else a long conversation costs the agent its whole length at every turn."""
+    table = Reads(rig.table)
+    rig.table = table
+    rig.residency = rig.fresh()
+    messages = [{"role": "system", "content": SYSTEM["content"] * 20}]
+    for turn in range(4):
+        rig.chat([{"role": "system", "content": f"{turn} has the same role header, another first block"}, user("x")])
+        table.reads = 0
+        messages = [*messages, user(f"And number {turn}?")]
+        rig.chat(messages, "It is fine.")
+        assert turn == 0 or table.reads < 200
+        messages = [*messages, {"role": "assistant", "content": "It is fine."}]
+
+
+class Reads:
+    """Counts how many tokens are looked up."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self.table = table
+        self.reads = 0
+
+    def __getitem__(self, token: int, /) -> bytes:
+        self.reads += 1
+        return self.table[token]
 
 
 # 5

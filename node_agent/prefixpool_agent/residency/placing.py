@@ -99,27 +99,30 @@ class Placer:
 
     def _resume(self, request: Canonical, chain: PrefixChain, path: Sequence[Block]) -> Resume | None:
         """The deepest end of a content up to which all is placed on this path: so far, tokens need not be read again."""
-        found: Resume | None = None
-        before, segment = 0, 0
-        for i, (key, mark) in enumerate(zip(chain.hashes, chain.marks, strict=True)):
-            depth = self._depth_on(key, path)
-            if depth is None:
-                break
-            segment = mark if mark >= 0 else segment
+        known = self._known(chain, path)
+        for i in range(known - 1, 0, -1):
             # Not deeper than the boundary before it: a lower bound only, where the template moves things.
-            if mark == CONTENT_END and depth > before:
-                found = Resume(i, segment, depth)
-            before = depth
-        if found is None or not self._moves:
-            return found
-        json_before = any(s.kind is SegmentKind.JSON for s in request.segments[: found.segment + 1])
-        return None if json_before else found
+            if chain.marks[i] != CONTENT_END or self._depth(chain, i) <= self._depth(chain, i - 1):
+                continue
+            segment = next(mark for mark in reversed(chain.marks[:i]) if mark >= 0)
+            json_before = any(s.kind is SegmentKind.JSON for s in request.segments[: segment + 1])
+            return None if self._moves and json_before else Resume(i, segment, self._depth(chain, i))
+        return None
 
-    def _depth_on(self, key: int, path: Sequence[Block]) -> int | None:
-        block = self._boundaries.block_of(key)
-        if block is None or block.blocks > len(path) or path[block.blocks - 1] is not block:
-            return None
-        return self._boundaries.depth(key)
+    def _known(self, chain: PrefixChain, path: Sequence[Block]) -> int:
+        """How many boundaries, from the first on, are placed on this path."""
+        block_of, length = self._boundaries.block_of, len(path)
+        for i, key in enumerate(chain.hashes):
+            block = block_of(key)
+            if block is None or block.blocks > length:
+                return i
+            # Less than one block deep, a boundary is shared by prompts whose first blocks differ, and hangs on one of them.
+            if path[block.blocks - 1] is not block and (block.blocks > 1 or self._depth(chain, i) >= self._size):
+                return i
+        return len(chain.hashes)
+
+    def _depth(self, chain: PrefixChain, i: int) -> int:
+        return self._boundaries.depth(chain.hashes[i])
 
     # -- the reply ------------------------------------------------------------------------------------------------------
 
