@@ -27,6 +27,7 @@ class FakeDispatch:
 
     predicted_tokens = 32
     reason = "warm"
+    lost = False
 
     def __init__(self, replica: str, engine_url: str, request: RoutedRequest) -> None:
         self.replica = replica

@@ -77,7 +77,7 @@ class Delivery:
         answer, request = self._answer, self._exchange.request
         response = LateHeaders(status=answer.response.status, reason=answer.response.reason, headers=self._headers())
         self._exchange.announce_close(response)
-        dog = watch(answer.response, request, read_s=self._silence_s, write_s=self._write_s)
+        dog = watch(self._dispatch, answer.response, request, read_s=self._silence_s, write_s=self._write_s)
         try:
             await response.prepare(request)
             await self._pump(response, dog)

@@ -182,6 +182,11 @@ class FleetDispatch:
     def id(self) -> str:
         return self._decision.id
 
+    @property
+    def lost(self) -> bool:
+        """See dispatch_types.Dispatch."""
+        return self._replica.out_of_reach
+
     def first_byte(self) -> None:
         """Prefill is over: the first output arrived."""
         if not self._ended and not self._prefilled:

@@ -74,6 +74,11 @@ class Dispatch(Protocol):
     @property
     def id(self) -> str: ...
 
+    @property
+    def lost(self) -> bool:
+        """The replica's engine has been out of reach for some time: no answer that is silent will go on."""
+        ...
+
     def first_byte(self) -> None:
         """Prefill is over: the first output arrived. Called at most once, and never for answers that are not streamed."""
         ...

@@ -3,6 +3,7 @@
 UnansweredError       nothing of this attempt has reached the client
 ├── RefusedError      no connection, so nothing was sent
 ├── ResetError        the connection broke; the engine may have begun to work
+│   └── LostError     nothing comes, and the engine is known to be out of reach
 ├── SilentError       nothing came for too long
 ├── BusyError         the engine would not begin: fenced, out of room, or shutting down
 └── EmptyError        a 200 without a single token
@@ -35,6 +36,13 @@ class ResetError(UnansweredError):
 
     why = "reset"
     replica_down = True
+
+
+class LostError(ResetError):
+    """Nothing comes any more, and the engine was found to be out of reach: a process that hangs, a network that is cut."""
+
+    why = "lost"
+    replica_down = False  # known already
 
 
 class SilentError(UnansweredError):

@@ -17,6 +17,7 @@ from prefixpool_router.metrics import EdgeMetrics
 from prefixpool_router.settings import RouterSettings
 from prefixpool_router.upstream import Upstream
 from prefixpool_router.waiting_room import WaitingRoom
+from prefixpool_router.watchdog import expect
 
 _CLIENT_GONE: Final = 499
 _MAX_RESETS: Final = 2  # a request whose engines keep dying may be what kills them
@@ -83,12 +84,22 @@ class Proxy:
             raise RequestError(503, message, retry_after_s=error.retry_after_s or _RETRY_AFTER_S) from error
 
     async def _attempt(self, exchange: Exchange, dispatch: Dispatch) -> Answer:
+        failures: list[UnansweredError] = []
         try:
-            async with asyncio.timeout(self._silence_s):
-                response = await self._upstream.send(dispatch.engine_url, exchange.engine_request())
-                return await open_answer(exchange.api, response)
+            async with asyncio.timeout(None) as limit:
+
+                def give_up(failure: UnansweredError) -> None:
+                    failures.append(failure)
+                    limit.reschedule(0.0)
+
+                dog = expect(dispatch, silence_s=self._silence_s, give_up=give_up)
+                try:
+                    response = await self._upstream.send(dispatch.engine_url, exchange.engine_request())
+                    return await open_answer(exchange.api, response)
+                finally:
+                    dog.close()
         except TimeoutError as error:
-            raise SilentError(f"no answer began within {self._silence_s:g} s") from error
+            raise failures[0] from error
 
     async def _deliver(self, exchange: Exchange, dispatch: Dispatch, answer: Answer) -> web.StreamResponse:
         delivery = Delivery(

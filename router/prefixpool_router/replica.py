@@ -19,6 +19,7 @@ from prefixpool_router.load import LoadBook
 from prefixpool_router.membership import Member, MemberState
 from prefixpool_router.pictures import Account, Pictures
 
+LOST_S: Final = 5.0  # an engine that is back by then was only busy
 FENCED_S: Final = 1.0  # how long a refusal by the gate counts when no agent says more
 ATTACH_S: Final = 5.0  # an agent that has just come (back) may not have looked at its engine yet
 _NEVER: Final = float("-inf")
@@ -83,6 +84,7 @@ class Replica:
         self._alive = False  # somebody saw this engine answer: its agent, or a probe
         self._down = ""
         self._down_epoch = 0
+        self._gone_since_s: float | None = None  # since when its engine has answered nobody
         self._epoch = 0  # the last one that was told; agents that have not seen their engine yet say 0
         self._attaching_until_s = _NEVER
         self._fenced_until_s = _NEVER
@@ -97,6 +99,7 @@ class Replica:
         """What follows from all that is known now."""
         mode, mode_why = self._mode()
         unusable = self._unusable()
+        self._gone_since_s = (self._gone_since_s or self._clock()) if self._answers_nobody() else None
         return Verdict(not unusable, mode, unusable, mode_why)
 
     @property
@@ -144,6 +147,18 @@ class Replica:
         if self.status.state is State.READY or (self._attaching and self._alive):
             return ""
         return f"engine is {self.status.state}" + (f": {self.status.reason}" if self.status.reason else "")
+
+    @property
+    def out_of_reach(self) -> bool:
+        """Its engine has answered nobody for some time: what is silent there will not go on."""
+        return self._gone_since_s is not None and self._clock() - self._gone_since_s >= LOST_S
+
+    def _answers_nobody(self) -> bool:
+        """Its engine answers nobody. One that is fenced, or that the membership takes out, still works for those it has."""
+        if self._down:
+            return True
+        told = self.status if self.welcome is not None and not self._attaching else None
+        return told is not None and told.state not in (State.READY, State.FENCED)
 
     def _mode(self) -> tuple[Mode, str]:
         problem = self._imprecise()

@@ -15,7 +15,7 @@ from prefixpool_router.fleet import Fleet, FleetSettings
 from prefixpool_router.knowledge import Knowledge
 from prefixpool_router.membership import Member, MemberState
 from prefixpool_router.metrics import RoutingMetrics
-from prefixpool_router.replica import Replica
+from prefixpool_router.replica import LOST_S, Replica
 
 HASHES = array("Q", [11, 22, 33])
 DEPTHS = array("I", [64, 128, 192])
@@ -131,6 +131,36 @@ def test_down_holds_until_a_probe_or_a_new_epoch(world: World) -> None:
     assert replica.needs_probe
     replica.status_changed(wire.Status(state=State.READY, epoch=2))
     assert world.verdict()[0] is True
+
+
+def test_an_engine_is_out_of_reach_once_it_has_answered_nobody_for_a_while(world: World) -> None:
+    replica = precise(world)
+    replica.status_changed(wire.Status(state=State.STARTING, epoch=1, reason="/health did not answer"))
+    world.later(LOST_S / 2)
+    assert not replica.out_of_reach
+    replica.load_reported(wire.Load())
+    world.later(LOST_S / 2)
+    assert replica.out_of_reach
+    replica.status_changed(wire.Status(state=State.READY, epoch=1))
+    assert not replica.out_of_reach
+    replica.went_down("reset")
+    world.later(LOST_S)
+    assert replica.out_of_reach
+    replica.came_up()
+    assert not replica.out_of_reach
+
+
+def test_a_replica_that_is_on_its_way_out_is_not_out_of_reach(world: World) -> None:
+    replica = precise(world)
+    world.join("b")
+    replica.status_changed(wire.Status(state=State.FENCED, epoch=1))
+    world.fleet.apply([Member(name="a", engine="http://a:1", agent="http://a:2", state=MemberState.TERMINATING)])
+    world.later(2 * LOST_S)
+    assert not world.fleet.verdict("a").usable
+    assert not replica.out_of_reach
+    replica.lost("its agent ended first")
+    world.later(2 * LOST_S)
+    assert not replica.out_of_reach
 
 
 def test_a_fence_met_by_a_request_counts_for_a_second_without_an_agent(world: World) -> None:
