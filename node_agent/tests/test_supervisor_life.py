@@ -37,6 +37,11 @@ child = subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE)
 child.stdout.readline()
 if mode != "mute":
     state = GateState(Path(os.environ["PREFIXPOOL_RUN_DIR"]) / "gate.state"); state.claim(os.getpid())
+if mode == "tidy":  # like Python's resource tracker: cleans up when the process that it serves is gone
+    tidy = "import sys, time, pathlib; sys.stdin.read(); time.sleep(0.1); pathlib.Path(sys.argv[1]).touch()"
+    tracker = subprocess.Popen(
+        [sys.executable, "-c", tidy, os.environ["PREFIXPOOL_RUN_DIR"] + "/tidied"], stdin=subprocess.PIPE
+    )
 print("serving", flush=True)
 while True: time.sleep(0.05)
 """
@@ -148,6 +153,15 @@ def test_sigterm_leaves_nothing(launch: Callable[..., Running]) -> None:
     assert not Path("/dev/shm", running.shm).exists()
     assert [path.name for path in running.run_dir.iterdir() if path.is_socket()] == []
     assert running.state()["engine"]["phase"] == "stopped"
+
+
+def test_semaphores_that_vllm_left_behind_because_its_resource_tracker_was_killed_too_soon(
+    launch: Callable[..., Running],
+) -> None:
+    running = launch("tidy")
+    running.serving()
+    assert running.end() == 0
+    assert (running.run_dir / "tidied").exists()
 
 
 def test_killed_engine_starts_again_with_a_new_epoch_and_its_group_and_memory_gone(launch: Callable[..., Running]) -> None:

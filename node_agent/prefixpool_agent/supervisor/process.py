@@ -21,6 +21,7 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 _TAIL_BYTES: Final = 8192
 _GROUP_POLL_S: Final = 0.02
 _GROUP_GONE_S: Final = 5.0
+_HELPERS_S: Final = 1.0  # Python's resource trackers unlink semaphores and shared memory once their process is gone
 _REASON_CHARS: Final = 300
 _log = logging.getLogger(__name__)
 _libc: Final = ctypes.CDLL(None, use_errno=True)  # loaded before any fork: not safe to do in the child
@@ -73,6 +74,8 @@ class Child:
         with suppress(TimeoutError):  # what SIGKILL is for
             async with asyncio.timeout(timeout_s):
                 await asyncio.shield(self.exited)
+                async with asyncio.timeout(_HELPERS_S):
+                    await self._group_gone()
         await self.kill_group()
 
     async def kill_group(self) -> None:
@@ -82,10 +85,13 @@ class Child:
         try:
             async with asyncio.timeout(_GROUP_GONE_S):
                 await asyncio.shield(self.exited)
-                while shm.group_members(self.pid):  # noqa: ASYNC110 - grandchildren: nobody tells of their end
-                    await asyncio.sleep(_GROUP_POLL_S)
+                await self._group_gone()
         except TimeoutError:
             _log.error("processes of group %d survive SIGKILL: stuck in the kernel", self.pid)
+
+    async def _group_gone(self) -> None:
+        while shm.group_members(self.pid):  # noqa: ASYNC110 - grandchildren: nobody tells of their end
+            await asyncio.sleep(_GROUP_POLL_S)
 
     def reason(self, *, what: str = "") -> str:
         """Why it ended, in words: exit code or signal, and the last line that it wrote."""
