@@ -131,7 +131,7 @@ def _url(engine_url: str, target: str) -> URL:
         raise RefusedError("not the address of an engine") from error
     if not usable:
         raise RefusedError("not the address of an engine")
-    return url
+    return url.with_user(None)  # aiohttp would make an Authorization of it, beside the engine key's
 
 
 def _session(connect_s: float, *, force_close: bool) -> aiohttp.ClientSession:

@@ -205,6 +205,14 @@ async def test_an_engine_without_a_usable_address_counts_as_refused(url: str) ->
     await upstream.close()
 
 
+async def test_credentials_in_an_engines_address_are_not_sent() -> None:
+    async with upstream_to_one() as (upstream, backend):
+        request = POST._replace(headers=CIMultiDict({"Authorization": "Bearer engine-key"}), target="/v1/x%2Fy?q=a%20b")
+        await read(await upstream.send(backend.url.replace("//", "//name:word@"), request))
+        assert backend.received[0].headers.getall("Authorization") == ["Bearer engine-key"]
+        assert backend.received[0].path == request.target
+
+
 async def test_a_certificate_that_is_not_trusted_is_no_connection() -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(CERTIFICATES / "first.cert.pem", CERTIFICATES / "first.key.pem")
