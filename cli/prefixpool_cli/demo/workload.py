@@ -103,7 +103,7 @@ def _client_message(session: Session, number: int) -> Message:
 def generate(seed: int) -> Workload:
     """Make a workload; the same seed gives the same one."""
     draw = Random(seed)
-    rules = [text.paragraph(draw, 9) for _ in Kind]  # what all sessions of a kind share: long instructions, as in practice
+    rules = [text.paragraph(draw, 12) for _ in Kind]  # what all sessions of a kind share: long instructions, as in practice
     sessions = (
         *(_document(draw, rules[0]) for _ in range(DOCUMENTS)),
         *(_chat(draw, rules[1]) for _ in range(CHATS)),
@@ -129,9 +129,9 @@ def _document(draw: Random, rules: str) -> Session:
         name=f"document-{title.lower()}-{draw.randrange(1000, 9999)}",
         kind=Kind.DOCUMENT,
         system=f"Answer from the text that you are given, in one short sentence. Style: {rules}",
-        context=text.document(draw, title, 3) + "\n\nQuestion: ",
+        context=text.document(draw, title, 4) + "\n\nQuestion: ",
         turns=tuple(
-            Turn(f"What does it say about the {text.topic(draw)} in part {draw.randrange(1, 4)}?", REPLY_TOKENS)
+            Turn(f"What does it say about the {text.topic(draw)} in part {draw.randrange(1, 5)}?", REPLY_TOKENS)
             for _ in range(TURNS)
         ),
     )
@@ -142,7 +142,7 @@ def _chat(draw: Random, rules: str) -> Session:
         name=f"chat-{draw.randrange(1000, 9999)}",
         kind=Kind.CHAT,
         system=f"You are a calm assistant who helps with daily work. Keep answers short. You know this: {rules}",
-        context=f"Some background first. {text.paragraph(draw, 15)}\n\n",
+        context=f"Some background first. {text.paragraph(draw, 18)}\n\n",
         turns=tuple(
             Turn(f"{text.sentence(draw)} What would you do about the {text.topic(draw)}?", REPLY_TOKENS)
             for _ in range(TURNS)
@@ -151,7 +151,7 @@ def _chat(draw: Random, rules: str) -> Session:
 
 
 def _agent(draw: Random, rules: str) -> Session:
-    task = f"Find the cause of the {text.topic(draw)} problem. What is known: {text.paragraph(draw, 15)} "
+    task = f"Find the cause of the {text.topic(draw)} problem. What is known: {text.paragraph(draw, 18)} "
     steps = (Turn(f"exit {draw.randrange(3)}\n{text.log_lines(draw, 2)}", REPLY_TOKENS) for _ in range(TURNS - 1))
     return Session(
         name=f"agent-{draw.randrange(1000, 9999)}",
