@@ -14,10 +14,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from prefixpool.errors import PrefixpoolError
+from prefixpool.sizing.catalogue import accelerator as find_accelerator
+from prefixpool.sizing.kv import KvDtype
+from prefixpool.sizing.parallel import Parallel
+from prefixpool.sizing.request import Budget, BudgetTier, SizingRequest
 from prefixpool_agent.settings import EngineKind
 from prefixpool_cli import doctor as doctor_command
 from prefixpool_cli import explain as explain_command
 from prefixpool_cli import interrupt, preflight
+from prefixpool_cli import plan as plan_command
 from prefixpool_cli import up as up_command
 from prefixpool_cli.demo import command as demo_command
 from prefixpool_cli.errors import CliError
@@ -40,7 +45,8 @@ app = typer.Typer(
     [bold]prefixpool up ./model[/]        the same with real vLLM
     [bold]prefixpool demo[/]              one workload, five ways to route it, with a report
     [bold]prefixpool explain[/]           why did the last request go there?
-    [bold]prefixpool doctor[/]            what is wrong with a running pool, and what to do""",
+    [bold]prefixpool doctor[/]            what is wrong with a running pool, and what to do
+    [bold]prefixpool plan llama-3.1-8b[/] what fits on which accelerator, and how many replicas a budget needs""",
 )
 
 Admin = Annotated[str, typer.Option(help="A router's admin side.", metavar="URL", envvar="PREFIXPOOL_ADMIN")]
@@ -156,6 +162,60 @@ def doctor(
     """What is wrong with a running pool: causes by name, and what to do. Exit code 1 if anything is."""
     console = _console()
     _run(doctor_command.doctor(admin, engine_key_file, console, as_json=as_json), console)
+
+
+@app.command()
+def plan(  # noqa: PLR0913  # options of a command
+    model: Annotated[str, typer.Argument(help="Catalogue name, folder of the model, or its config.json.")],
+    accelerator: Annotated[
+        list[str] | None,
+        typer.Option("--accelerator", "-a", help="Device, such as l4 or h100; repeat to compare.", show_default=False),
+    ] = None,
+    tensor_parallel: Annotated[int, typer.Option(help="Devices that share each layer.", min=1)] = 1,
+    pipeline_parallel: Annotated[int, typer.Option(help="Devices that share the layers out.", min=1)] = 1,
+    sessions: Annotated[int, typer.Option(help="Budget: sessions to keep warm.", min=0)] = 0,
+    tokens_per_session: Annotated[int, typer.Option(help="Budget: length of each session in tokens.", min=0)] = 0,
+    resident_tokens: Annotated[int, typer.Option(help="Budget instead: tokens to keep warm in all.", min=0)] = 0,
+    tier: Annotated[BudgetTier, typer.Option(help="Where the budget may lie.")] = BudgetTier.DEVICE,
+    host_gib: Annotated[float, typer.Option(help="Host memory for KV, of each replica.", min=0)] = 0,
+    disk_gib: Annotated[float, typer.Option(help="Disk for KV, of each replica.", min=0)] = 0,
+    kv_dtype: Annotated[KvDtype, typer.Option(help="How KV is stored; auto: as the model computes.")] = KvDtype.AUTO,
+    max_model_len: Annotated[int, typer.Option(help="Longest prompt plus answer; 0: what the model says.", min=0)] = 0,
+    utilisation: Annotated[int, typer.Option(help="Percent of the device's memory that the engine takes.")] = 92,
+    block_size: Annotated[int, typer.Option(help="Tokens of one KV block.", min=1)] = 16,
+    as_json: AsJson = False,
+) -> None:
+    """What fits where: weights, KV cache, sessions and replicas, before anything is started.
+
+    [bold]prefixpool plan llama-3.1-8b -a l4 -a h100[/]   one model on two devices
+    [bold]prefixpool plan ./model -a h200 --tensor-parallel 8 --sessions 500 --tokens-per-session 40000[/]
+    [bold]prefixpool plan qwen3-32b -a h100 --kv-dtype fp8 --host-gib 256 --tier host --resident-tokens 20000000[/]
+
+    A session stays warm while all its tokens are kept, so that its next turn computes only what is new. Figures before a
+    start are estimates on the careful side (docs/sizing.md); exit code 1 if it fits nowhere.
+    """
+    console = _console()
+    with _reported(console):
+        shape = plan_command.find_model(model)
+        wanted = Budget(resident_tokens=resident_tokens, sessions=sessions, tokens_per_session=tokens_per_session, tier=tier)
+        requests = [
+            SizingRequest(
+                shape=shape,
+                accelerator=find_accelerator(name),
+                parallel=Parallel(tensor=tensor_parallel, pipeline=pipeline_parallel),
+                kv_dtype=kv_dtype,
+                utilisation_percent=utilisation,
+                max_model_len=max_model_len,
+                block_tokens=block_size,
+                host_bytes=int(host_gib * preflight.GIB),
+                disk_bytes=int(disk_gib * preflight.GIB),
+                budget=wanted if resident_tokens or sessions or tokens_per_session else None,
+            )
+            for name in accelerator or ["h100"]
+        ]
+        good = plan_command.plan(requests, console, as_json=as_json)
+    if not good:
+        raise typer.Exit(1)
 
 
 @app.command()

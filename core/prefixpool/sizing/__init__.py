@@ -1,0 +1,14 @@
+"""How much KV cache fits where: from a model's shape, accelerators and a budget to tokens, replicas and reasons.
+
+Pure and closed form; never imports vLLM. What each module knows:
+
+    shape       what of a model matters for memory, read from its config.json
+    weights     its parameters, and the bytes that they take as stored
+    catalogue   well-known models and accelerators
+    kv          how the engine cuts KV memory into blocks and groups of layers
+    parallel    what tensor and pipeline parallelism leave on one device
+    memory      what one device's memory goes to
+    tiers       host and disk
+    speed       bandwidth bound on decoding; loading against computing again
+    plan        all of it together: `SizingPlan`
+"""

@@ -1,0 +1,264 @@
+"""What of a model matters for memory: which KV each layer keeps, how many parameters there are, how they are stored.
+
+`parse` takes a decoded Hugging Face config.json; `with_stored_bytes` puts the exact size of the files in place of a count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from prefixpool.errors import PrefixpoolError
+from prefixpool.sizing.weights import Parameters, StoredBits, count
+
+_NEEDED: Final = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+
+
+class ShapeError(PrefixpoolError):
+    """A config.json cannot be sized; the message names the field."""
+
+
+class SizingError(PrefixpoolError):
+    """A plan was asked for with settings that contradict each other; the message names them."""
+
+
+class LayerKind(StrEnum):
+    """What a layer keeps of the past."""
+
+    FULL = "full"  # keeps all tokens
+    WINDOW = "window"  # keeps the last `window` tokens
+    CHUNK = "chunk"  # keeps the current chunk of `window` tokens
+    LATENT = "latent"  # MLA: one compressed vector for each token, whatever the number of heads
+    STATE = "state"  # linear attention, Mamba: a state of constant size
+
+
+class KvLayers(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers that keep the same kind of KV."""
+
+    kind: LayerKind
+    count: int
+    heads: int = 1  # KV heads
+    values: int = 0  # numbers kept for each head and token: 2 × head size, or latent and rope parts of MLA
+    window: int = 0  # tokens
+    state_bytes: int = 0  # the state of one layer
+
+    @property
+    def grows(self) -> bool:
+        """Whether a longer sequence always takes more."""
+        return self.kind in (LayerKind.FULL, LayerKind.LATENT)
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+    """A model, as sizing sees it. Bytes of weights are those of the whole model, not of a rank."""
+
+    name: str
+    kv: tuple[KvLayers, ...]
+    parameters: Parameters
+    bits: StoredBits
+    layers: int
+    hidden: int
+    intermediate: int  # width that one token passes in a feed-forward layer
+    heads: int
+    head_size: int
+    vocabulary: int
+    max_model_len: int
+    stored_bytes: int = 0  # from safetensors headers; 0: not known
+
+    @property
+    def attention(self) -> str:
+        """In words: MHA, GQA, MQA, MLA, with what is mixed in."""
+        return " + ".join(dict.fromkeys(_words(layers, self.heads) for layers in self.kv))
+
+    @property
+    def formula_bytes(self) -> int:
+        """Bytes of all weights by count and type, each part rounded up to whole bytes."""
+        split, same = self._formula_parts()
+        return split + same
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.stored_bytes or self.formula_bytes
+
+    @property
+    def active_weight_bytes(self) -> int:
+        """Bytes of weights that one token reads."""
+        skipped = int((self.parameters.experts - self.parameters.active_experts) * self.bits.experts / 8)
+        skipped += int(self.parameters.embedding * self.bits.base / 8) * (self.parameters.embeddings - 1)
+        return max(0, self.weight_bytes - skipped * self.weight_bytes // max(1, self.formula_bytes))
+
+    @property
+    def replicated_bytes(self) -> int:
+        """Of `weight_bytes`: what every tensor-parallel rank holds whole."""
+        return self._formula_parts()[1]
+
+    def _formula_parts(self) -> tuple[int, int]:
+        counts, bits = self.parameters, self.bits
+        split = (
+            counts.embedding * counts.embeddings * bits.base
+            + (counts.attention + counts.dense) * bits.linear
+            + counts.experts * bits.experts
+        )
+        same = counts.down * bits.linear + counts.small * bits.base
+        return -int(-split // 8), -int(-same // 8)
+
+
+def with_stored_bytes(shape: ModelShape, stored_bytes: int) -> ModelShape:
+    """The same model with the exact size of its files. ShapeError if that is smaller than what cannot be split."""
+    if stored_bytes <= shape.replicated_bytes:
+        raise ShapeError(f"{shape.name}: {stored_bytes} bytes of weights cannot be all of it (headers of a part?)")
+    return msgspec.structs.replace(shape, stored_bytes=stored_bytes)
+
+
+def header_bytes(headers: Sequence[Mapping[str, Any]]) -> int:
+    """Bytes of all tensors in decoded safetensors headers (one mapping for each file)."""
+    return sum(
+        int(tensor["data_offsets"][1]) - int(tensor["data_offsets"][0])
+        for header in headers
+        for name, tensor in header.items()
+        if name != "__metadata__"
+    )
+
+
+def parse(config: Mapping[str, Any], name: str = "model") -> ModelShape:
+    """From a decoded config.json; of models with several parts, the text part. ShapeError names what is missing or odd."""
+    checked = _checked(config, name)
+    kv = _kv_layers(checked)
+    linear = sum(layers.count for layers in kv if layers.kind is LayerKind.STATE)
+    return ModelShape(
+        name=name,
+        kv=kv,
+        parameters=count({**checked, "_linear_layers": linear}),
+        bits=StoredBits.of(checked),
+        layers=int(checked["num_hidden_layers"]),
+        hidden=int(checked["hidden_size"]),
+        intermediate=_token_width(checked),
+        heads=int(checked["num_attention_heads"]),
+        head_size=_score_width(checked),
+        vocabulary=int(checked["vocab_size"]),
+        max_model_len=int(checked.get("max_position_embeddings") or checked.get("n_positions") or 2048),
+    )
+
+
+def _checked(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = {**config, **(config.get("text_config") or {})}
+    for old, new in (("n_embd", "hidden_size"), ("n_layer", "num_hidden_layers"), ("n_head", "num_attention_heads")):
+        if old in found:
+            found.setdefault(new, found[old])
+    for field in _NEEDED:
+        value = found.get(field)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ShapeError(f"{name}: config.json has no usable `{field}` (found {value!r}); a whole number is needed")
+    for field in ("ssm_state_size", "mamba_d_state", "mamba_num_heads"):
+        if field in found:
+            raise ShapeError(f"{name}: Mamba layers (`{field}`) have no closed form here; give the figures by hand")
+    if found.get("multi_query"):
+        found.setdefault("num_key_value_heads", 1)
+    found["num_key_value_heads"] = found.get("num_key_value_heads") or found["num_attention_heads"]
+    found["head_dim"] = found.get("head_dim") or found["hidden_size"] // found["num_attention_heads"]
+    found["intermediate_size"] = found.get("intermediate_size") or found.get("n_inner") or 4 * found["hidden_size"]
+    return found
+
+
+def _score_width(config: Mapping[str, Any]) -> int:
+    """Mean width of a head's scores and values: what attention costs for each pair of tokens."""
+    if config.get("kv_lora_rank"):
+        parts = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        return sum(int(config[part]) for part in parts) // 2
+    return int(config["head_dim"])
+
+
+def _token_width(config: Mapping[str, Any]) -> int:
+    size = config.get("moe_intermediate_size")
+    if not size:
+        return int(config["intermediate_size"]) * int(config.get("num_experts_per_tok") or 1)
+    active = int(config.get("num_experts_per_tok") or 1) + int(config.get("n_shared_experts") or 0)
+    dense = int(config["intermediate_size"]) if config.get("first_k_dense_replace") else 0
+    return max(int(size) * active + int(config.get("shared_expert_intermediate_size") or 0), dense)
+
+
+def _kv_layers(config: Mapping[str, Any]) -> tuple[KvLayers, ...]:
+    """In the order in which the kinds first come up, as the engine groups them."""
+    counts = Counter(_layer_kinds(config))
+    return tuple(_layers_of(kind, number, config) for kind, number in counts.items())
+
+
+def _layers_of(kind: LayerKind, number: int, config: Mapping[str, Any]) -> KvLayers:
+    if kind is LayerKind.LATENT:
+        return KvLayers(kind=kind, count=number, values=int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"]))
+    if kind is LayerKind.STATE:
+        return KvLayers(kind=kind, count=number, state_bytes=_state_bytes(config))
+    window = {LayerKind.WINDOW: "sliding_window", LayerKind.CHUNK: "attention_chunk_size"}.get(kind)
+    return KvLayers(
+        kind=kind,
+        count=number,
+        heads=int(config["num_key_value_heads"]),
+        values=2 * int(config["head_dim"]),
+        window=int(config[window]) if window else 0,
+    )
+
+
+def _state_bytes(config: Mapping[str, Any]) -> int:
+    """Gated delta net: the last inputs of its convolution as the model computes, and a matrix for each value head."""
+    keys = int(config["linear_num_key_heads"]) * int(config["linear_key_head_dim"])
+    values = int(config["linear_num_value_heads"]) * int(config["linear_value_head_dim"])
+    convolution = (2 * keys + values) * (int(config["linear_conv_kernel_dim"]) - 1)
+    exact = 4 if config.get("mamba_ssm_dtype") == "float32" else 2
+    return convolution * 2 + values * int(config["linear_key_head_dim"]) * exact
+
+
+_NAMED_KINDS: Final = {
+    "full_attention": LayerKind.FULL,
+    "attention": LayerKind.FULL,
+    "sliding_attention": LayerKind.WINDOW,
+    "chunked_attention": LayerKind.CHUNK,
+    "linear_attention": LayerKind.STATE,
+}
+
+
+def _layer_kinds(config: Mapping[str, Any]) -> list[LayerKind]:
+    layers = int(config["num_hidden_layers"])
+    if config.get("kv_lora_rank"):
+        return [LayerKind.LATENT] * layers
+    if config.get("linear_num_value_heads") or config.get("layer_types"):
+        return _named_kinds(config, layers)
+    if config.get("attention_chunk_size"):
+        rope = config.get("no_rope_layers") or [0 if index % 4 == 3 else 1 for index in range(layers)]
+        return [LayerKind.CHUNK if flag else LayerKind.FULL for flag in rope]
+    if config.get("sliding_window") and config.get("use_sliding_window") is not False:
+        return _windowed_kinds(config, layers)
+    return [LayerKind.FULL] * layers
+
+
+def _named_kinds(config: Mapping[str, Any], layers: int) -> list[LayerKind]:
+    every = int(config.get("full_attention_interval") or 4)
+    named = config.get("layer_types") or [
+        "full_attention" if index % every == every - 1 else "linear_attention" for index in range(layers)
+    ]
+    unknown = {str(kind) for kind in named} - _NAMED_KINDS.keys()
+    if unknown or len(named) != layers:
+        raise ShapeError(f"`layer_types` names {sorted(unknown)} or has not {layers} entries: give the figures by hand")
+    kinds = [_NAMED_KINDS[kind] for kind in named]
+    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
+        kinds = [LayerKind.FULL if kind is LayerKind.WINDOW else kind for kind in kinds]
+    return kinds
+
+
+def _windowed_kinds(config: Mapping[str, Any], layers: int) -> list[LayerKind]:
+    """Every layer, or all but each nth, has a window."""
+    every = config.get("sliding_window_pattern") or {"gemma2": 2, "gemma3_text": 6}.get(str(config.get("model_type")))
+    if not every:
+        return [LayerKind.WINDOW] * layers
+    return [LayerKind.FULL if index % int(every) == int(every) - 1 else LayerKind.WINDOW for index in range(layers)]
+
+
+def _words(layers: KvLayers, heads: int) -> str:
+    if layers.kind is LayerKind.LATENT:
+        return "MLA"
+    if layers.kind is LayerKind.STATE:
+        return "linear layers"
+    sharing = "MHA" if layers.heads == heads else "MQA" if layers.heads == 1 else "GQA"
+    return sharing if layers.grows else f"{sharing} in {'windows' if layers.kind is LayerKind.WINDOW else 'chunks'}"

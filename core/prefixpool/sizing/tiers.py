@@ -1,0 +1,59 @@
+"""KV outside of the device: host memory and disk.
+
+vLLM's host pool is cut into chunks, each one block of all ranks rounded up to whole pages, and is touched at start, so the
+container's memory limit must cover all of it. It is a file in shared memory, whose size limit must cover it too, with room
+for the segments that vLLM keeps there besides.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from prefixpool.sizing.kv import KvLayout
+from prefixpool.sizing.parallel import Parallel
+
+_PAGE: Final = 4096
+_SHARED_OVER_POOL_TENTHS: Final = 12  # for each 10 bytes of pool: with less, production pods were killed (kserve #1842)
+_SHARED_BASE: Final = 1 << 30  # NCCL's and vLLM's own segments (about 400 MB measured), rounded up
+_PROCESS_BASE: Final = 6 << 30  # Python, torch, CUDA's host side, agent; weights pass through piecewise
+_PROCESS_PER_RANK: Final = 2 << 30
+
+
+class TierSize(msgspec.Struct, frozen=True, kw_only=True):
+    """One tier of one replica. `tokens`: in the longest sequences the model takes."""
+
+    bytes: int  # that hold KV
+    blocks: int
+    tokens: int
+
+
+class HostNeeds(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Bytes that a pod must ask for."""
+
+    shared_memory: int  # size limit of /dev/shm
+    memory: int  # request and limit of the engine's container; pages in /dev/shm count towards it
+
+
+def host_tier(layout: KvLayout, copies: int, pool_bytes: int, length: int) -> TierSize:
+    """What vLLM's host pool of so many bytes holds. `copies`: `parallel.stored_copies`."""
+    chunk = -(-layout.block_bytes * copies // _PAGE) * _PAGE
+    return _tier(layout, pool_bytes // chunk, chunk, length)
+
+
+def disk_tier(layout: KvLayout, copies: int, disk_bytes: int, length: int) -> TierSize:
+    """What a directory of so many bytes holds: one file region of whole pages for each block of each worker."""
+    chunk = -(-layout.block_bytes // _PAGE) * _PAGE * copies
+    return _tier(layout, disk_bytes // chunk, chunk, length)
+
+
+def _tier(layout: KvLayout, blocks: int, chunk: int, length: int) -> TierSize:
+    return TierSize(bytes=blocks * chunk, blocks=blocks, tokens=layout.tokens(blocks, length))
+
+
+def host_needs(parallel: Parallel, pool_bytes: int, device_on_host: int) -> HostNeeds:
+    """Limits for a pod with a host pool. `device_on_host`: weights, KV and overhead where the engine computes on CPU."""
+    shared = _SHARED_BASE + pool_bytes * _SHARED_OVER_POOL_TENTHS // 10
+    base = _PROCESS_BASE + _PROCESS_PER_RANK * (parallel.devices - 1)
+    return HostNeeds(shared_memory=shared, memory=base + shared + device_on_host)
