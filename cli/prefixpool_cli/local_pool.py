@@ -23,7 +23,7 @@ from prefixpool_agent.settings import EngineKind
 from prefixpool_cli import engine_log, pool_files
 from prefixpool_cli.errors import PoolError
 from prefixpool_cli.pool_process import Process, kill_group
-from prefixpool_cli.pool_spec import MemberRow, PoolSpec, Ports, cores_of, members_json, router_argv, worker_argv
+from prefixpool_cli.pool_spec import MemberRow, PoolSpec, Ports, cores_of, gpu_env, members_json, router_argv, worker_argv
 from prefixpool_cli.pool_watch import Progress, Replica, Stage, Watcher, agent_info
 
 Part = Literal["engine", "agent", "supervisor", "router"]
@@ -206,7 +206,8 @@ class LocalPool:
         if self.spec.engine is EngineKind.VLLM:
             cores = cores_of(ordinal, max(self.spec.replicas, 1), sorted(os.sched_getaffinity(0)))
         argv = worker_argv(self.spec, name, run_dir, self._key_file, ports, cores)
-        process = await Process.start(name, argv, run_dir / "worker.log", self.spec.env)
+        env = {**gpu_env(self.spec, ordinal), **self.spec.env}
+        process = await Process.start(name, argv, run_dir / "worker.log", env)
         replica = Replica(name, run_dir, f"http://127.0.0.1:{ports.engine}", f"http://127.0.0.1:{ports.agent}", process)
         self.replicas[name] = replica
         return replica

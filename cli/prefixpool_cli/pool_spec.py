@@ -28,6 +28,7 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = "prefix"
     agents: bool = True  # False: routers are not told of the agents, hence know no residency
     device: Device = Device.CPU
+    gpus: tuple[str, ...] = ()  # on cuda: names as in CUDA_VISIBLE_DEVICES, one for each replica
     block_tokens: int = 0
     device_blocks: int = 0
     kv_cache_bytes: int = 0
@@ -129,6 +130,11 @@ def cores_of(ordinal: int, replicas: int, available: Sequence[int]) -> str:
     share = len(available) // replicas
     first = (ordinal % replicas) * share
     return ",".join(str(core) for core in available[first : first + share])
+
+
+def gpu_env(spec: PoolSpec, ordinal: int) -> dict[str, str]:
+    """Environment that gives a replica its own accelerator; empty on CPUs."""
+    return {"CUDA_VISIBLE_DEVICES": spec.gpus[ordinal % len(spec.gpus)]} if spec.gpus else {}
 
 
 def _flags(values: dict[str, Any]) -> list[str]:

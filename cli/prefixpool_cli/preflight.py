@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import shutil
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +28,11 @@ def check(spec: PoolSpec) -> None:
         check_model(spec.model)
         if spec.device is Device.CPU:
             check_memory(spec, available_memory())
+        elif len(spec.gpus) < spec.replicas:
+            raise CliError(
+                f"{spec.replicas} replicas need a GPU each, {len(spec.gpus)} are here",
+                "use fewer --replicas, or --device cpu",
+            )
     for name, port in (("--port", spec.port), ("--admin-port", spec.admin_port)):
         if port and not port_is_free(spec.host if name == "--port" else "127.0.0.1", port):
             raise CliError(f"port {port} is taken", f"choose another with {name}, or 0 for any free one")
@@ -89,6 +97,18 @@ def find_device(asked: str) -> Device:
     if asked == "auto":
         return Device.CUDA if shutil.which("nvidia-smi") and Path("/dev/nvidiactl").exists() else Device.CPU
     return Device(asked)
+
+
+def gpus(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Accelerators that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(name for name in visible.split(",") if name.strip())
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(str(number) for number, line in enumerate(listed.splitlines()) if line.startswith("GPU "))
 
 
 def installed_version(package: str) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 from rich.console import Console
 
+from prefixpool_agent.settings import Device, EngineKind
 from prefixpool_cli import preflight
 from prefixpool_cli.display import PoolDisplay
 from prefixpool_cli.errors import PoolError
@@ -17,6 +19,8 @@ WATCH_S = 1.0
 
 async def up(spec: PoolSpec, console: Console) -> bool:
     """Starts, tells where, and serves until cancelled. Raises CliError if it cannot start or a part dies for good."""
+    if spec.engine is EngineKind.VLLM and spec.device is Device.CUDA:
+        spec = msgspec.structs.replace(spec, gpus=preflight.gpus())
     preflight.check(spec)
     async with LocalPool(spec) as pool:
         with PoolDisplay(console) as display:

@@ -15,7 +15,7 @@ from prefixpool_agent.settings import Device, EngineKind
 from prefixpool_cli import pool_files, preflight
 from prefixpool_cli.errors import CliError, PoolError
 from prefixpool_cli.pool_process import Process
-from prefixpool_cli.pool_spec import MemberRow, PoolSpec, Ports, cores_of, members_json, router_argv, worker_argv
+from prefixpool_cli.pool_spec import MemberRow, PoolSpec, Ports, cores_of, gpu_env, members_json, router_argv, worker_argv
 
 SPEC = PoolSpec(model="/models/tiny", engine=EngineKind.SIM, policy="chwbl", device_blocks=9, dev_mode=True)
 
@@ -150,6 +150,21 @@ def test_missing_vllm_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(CliError) as caught:
         preflight.check_vllm()
     assert "--engine sim" in caught.value.hint
+
+
+def test_every_replica_has_a_gpu_of_its_own() -> None:
+    spec = PoolSpec(model="m", device=Device.CUDA, gpus=("3", "5"))
+    assert [gpu_env(spec, ordinal) for ordinal in range(2)] == [{"CUDA_VISIBLE_DEVICES": name} for name in ("3", "5")]
+    assert gpu_env(SPEC, 0) == {}
+    assert preflight.gpus({"CUDA_VISIBLE_DEVICES": "3,5"}) == ("3", "5")
+    assert preflight.gpus({"CUDA_VISIBLE_DEVICES": ""}) == ()
+
+
+def test_too_few_gpus_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prefixpool_cli.preflight.check_vllm", lambda: None)
+    spec = PoolSpec(model="some-org/some-model", device=Device.CUDA, gpus=("0",), replicas=2)
+    with pytest.raises(CliError, match="2 replicas need a GPU each, 1 are here"):
+        preflight.check(spec)
 
 
 def test_available_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
