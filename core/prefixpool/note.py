@@ -33,6 +33,7 @@ class GateHello(msgspec.Struct, frozen=True, array_like=True, tag="H"):
     epoch: int
     pid: int
     dropped: int = 0  # notes that fell out of the ring while nobody listened
+    ring: int = 0  # notes that follow from the ring: behind them the agent is up to date
 
 
 class Arrival(msgspec.Struct, frozen=True, array_like=True, tag="A"):

@@ -57,6 +57,7 @@ class Agent:
         self._attach_after_s = 0.0
         self._load = EngineLoad()
         self._save_due_s = 0.0
+        self.oriented = asyncio.Event()  # it knows how the engine is; before that nothing is told of it
         self.drain = Drain(self, settings.drain_ack_s)
 
     # -- what is seen ------------------------------------------------------------------------------------------------
@@ -73,6 +74,9 @@ class Agent:
             self._attach_after_s = time.monotonic() + REATTACH_S
         if look.healthy and self._attachment is None and time.monotonic() >= self._attach_after_s:
             await self._attach(look.process.epoch)
+        running_somehow = look.process.phase is EnginePhase.RUNNING and not (look.reason or self._attach_problem)
+        if self._attachment is not None or not running_somehow:
+            self.oriented.set()
         self._tell_state()
 
     def _began(self, process: EngineProcess) -> None:
@@ -126,7 +130,7 @@ class Agent:
         self._state = judge(Observed(process.phase, process.epoch, healthy, self._gate.fenced, reason or ""))
         mode, why = self._mode()
         status = wire.Status(state=self._state.state, epoch=self._state.epoch, mode=mode, reason=self._state.reason or why)
-        if status != self._publisher.status:
+        if self.oriented.is_set() and status != self._publisher.status:
             log.info("state", extra={"state": status.state.value, "mode": mode.value, "reason": status.reason})
             self._publisher.tell(status)
         self._metrics.in_state(status.state, mode)

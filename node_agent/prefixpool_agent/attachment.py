@@ -27,6 +27,7 @@ from prefixpool_agent.residency import Limits, Residency
 
 CATCH_UP_S: Final = 15.0  # for the first replay; notes that are asked for too early would wait for events in vain
 NO_ENDPOINT_S: Final = 3.0
+RING_S: Final = 3.0  # for the gates' notes of the past; thousands take well under a second
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,11 @@ class Attachment:
                     await self.events.caught_up.wait()
             if self.events.caught_up.is_set() or not self.events.connected:
                 break
-        self._parts.notes.begin(self.epoch)
+        notes = self._parts.notes
+        notes.begin(self.epoch)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RING_S):
+                await notes.caught_up.wait()
         self._parts.follower.caught_up()
         self._parts.follower.heal()
 

@@ -83,6 +83,8 @@ class Follower:
     def caught_up(self) -> None:
         """Replay is over: from here on, predictions are what routers could know."""
         self._live_since_s = self._clock()
+        self.flush()
+        self._publisher.release()
 
     def forget(self, reason: str) -> None:
         """The engine is gone: nothing is cached any more. Costs stay; the next engine is of the same kind."""
@@ -93,6 +95,7 @@ class Follower:
         self.backlog.forget()
         self.changed_since_save = False
         self._publisher.restart(reason)
+        self._publisher.release()  # an empty picture is whole
 
     @property
     def residency(self) -> Residency | None:

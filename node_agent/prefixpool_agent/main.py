@@ -39,6 +39,7 @@ from prefixpool_agent.server import Server
 from prefixpool_agent.settings import AGENT_PREFIX, AgentSettings
 from prefixpool_agent.supervisor_client import SupervisorClient
 
+ORIENTATION_S: Final = 2.0  # for a first look at the engine before the agent listens
 SHUTDOWN_S: Final = 2.0  # for streams and answers when the agent ends
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ async def build(settings: AgentSettings) -> AsyncIterator[list[asyncio.Task[None
             template=text.template,
         )
         publisher = Publisher(welcome, lambda: follower.snapshot(), metrics)
+        publisher.hold()  # until it is known what a running engine holds, or that none is running
         follower = Follower(
             publisher=publisher,
             metrics=metrics,
@@ -117,6 +119,9 @@ async def build(settings: AgentSettings) -> AsyncIterator[list[asyncio.Task[None
             )
         ]
         stack.push_async_callback(_cancel, tasks)
+        with contextlib.suppress(TimeoutError):  # routers that come at once shall not hear that a running engine is starting
+            async with asyncio.timeout(ORIENTATION_S):
+                await agent.oriented.wait()
         await _listen(stack, server.application(), settings)
         log.info("agent serves", extra={"replica": settings.replica, "port": settings.agent_port})
         yield tasks

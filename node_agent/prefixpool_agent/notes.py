@@ -62,6 +62,9 @@ class Notes:
         self._tasks: set[asyncio.Task[None]] = set()
         self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._server: asyncio.Server | None = None
+        self._behind: set[asyncio.StreamWriter] = set()  # gates whose ring is still coming
+        self._expected = 1  # gates that must come back
+        self.caught_up = asyncio.Event()  # every gate has told all it remembers of this engine start
 
     @property
     def gates(self) -> int:
@@ -91,6 +94,8 @@ class Notes:
         way now would come without those before them.
         """
         self._epoch = epoch
+        self.caught_up.clear()
+        self._expected = max(1, len(self._gates))
         self._seen.clear()
         for writer in self._gates:
             writer.close()
@@ -127,6 +132,7 @@ class Notes:
             log.debug("gate disconnected")
         finally:
             self._gates.pop(writer, None)
+            self._behind.discard(writer)
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -135,13 +141,22 @@ class Notes:
         if not isinstance(hello, notes.GateHello) or hello.version != notes.VERSION:
             raise WireError("the first frame is not a greeting of this version")
         self._gates[writer] = hello
+        self._behind.add(writer)
         self._sink.hello(hello)
-        pace = Pace()
+        pace, told = Pace(), 0
         while writer in self._gates:
+            if told >= hello.ring:
+                self._up_to_date(writer, hello)
             message = notes.decode_from_gate(await _frame(reader))
+            told += 1
             if writer in self._gates and hello.epoch == self._epoch:
                 self._digest(message, hello.pid)
             await pace.breathe()
+
+    def _up_to_date(self, writer: asyncio.StreamWriter, hello: notes.GateHello) -> None:
+        self._behind.discard(writer)
+        if hello.epoch == self._epoch and not self._behind and len(self._gates) >= self._expected:
+            self.caught_up.set()
 
     def _digest(self, message: notes.FromGate, pid: int) -> None:
         try:

@@ -94,13 +94,13 @@ class RouterLink:
         self.wake.set()
         return True
 
-    def next_frame(self, snapshot: Callable[[str], Iterable[bytes]]) -> bytes | None:
-        """What to send next; None: nothing, wait for `wake`."""
+    def next_frame(self, snapshot: Callable[[str], Iterable[bytes]] | None) -> bytes | None:
+        """What to send next; None: nothing, wait for `wake`. `snapshot` None: there is none to be had yet."""
         if self._head:
             return self._head.popleft()
         if self._latest:
             return self._latest.pop(next(iter(self._latest)))
-        if self._wanted is not None:
+        if self._wanted is not None and snapshot is not None:
             reason, self._wanted = self._wanted, None
             self._snapshot.extend(snapshot(reason))
         if self._snapshot:
@@ -124,6 +124,7 @@ class Publisher:
         self._links: set[RouterLink] = set()
         self._latest: dict[type[Latest], Latest] = {}
         self._encoded: tuple[int, list[bytes]] | None = None
+        self._held = False
 
     @property
     def epoch(self) -> int:
@@ -168,7 +169,18 @@ class Publisher:
 
     def next_frame(self, link: RouterLink) -> bytes | None:
         """For the link's writer."""
-        return link.next_frame(self._snapshot_frames)
+        return link.next_frame(None if self._held else self._snapshot_frames)
+
+    def hold(self) -> None:
+        """No snapshots for now: the picture has holes, and until it is whole routers do better with what they remember."""
+        self._held = True
+
+    def release(self) -> None:
+        """The picture is whole."""
+        if self._held:
+            self._held, self._encoded = False, None
+            for link in self._links:
+                link.wake.set()
 
     def welcome(self, welcome: wire.Welcome, reason: str) -> None:
         """Who we are has changed. Another epoch alone is a new picture; other facts need a new connection."""

@@ -45,11 +45,15 @@ class GateClient:
         self.ring: list[note.FromGate] = []
         self.commands: list[note.ToGate] = []
         self.connections = 0
+        self.withheld = 0  # notes of the ring that are sent late
 
     async def connect(self) -> None:
         self.reader, self.writer = await asyncio.open_unix_connection(self._path)
         self.connections += 1
-        self.writer.write(note.frame(note.GateHello(version=self._version, epoch=self._epoch, pid=self._pid, dropped=3)))
+        hello = note.GateHello(
+            version=self._version, epoch=self._epoch, pid=self._pid, dropped=3, ring=len(self.ring) + self.withheld
+        )
+        self.writer.write(note.frame(hello))
         for message in self.ring:
             self.writer.write(note.frame(message))
         self._task = asyncio.create_task(self._read())
@@ -106,6 +110,12 @@ async def gate(tmp_path: Path, server: Notes) -> AsyncIterator[GateClient]:
 async def until(sink: Sink, expected: list[str]) -> None:
     async with asyncio.timeout(5):
         while sink.got != expected:  # noqa: ASYNC110  the sink is not asynchronous
+            await asyncio.sleep(0.002)
+
+
+async def until_connected(server: Notes, gates: int) -> None:
+    async with asyncio.timeout(5):
+        while server.gates != gates:  # noqa: ASYNC110  the server does not announce it
             await asyncio.sleep(0.002)
 
 
@@ -254,3 +264,26 @@ async def test_memory_of_ids_is_bounded(
         gate.send(arrival(str(i)))
     await until(sink, [f"arrival {i}" for i in range(100)])
     assert len(server._seen) == 20
+
+
+async def test_past_is_caught_up_with_once_every_gate_has_told_its_whole_ring(tmp_path: Path, server: Notes) -> None:
+    quick, slow = GateClient(tmp_path / "notes.sock"), GateClient(tmp_path / "notes.sock", pid=2)
+    quick.ring, slow.ring, slow.withheld = [arrival("a"), end("a")], [arrival("b")], 1
+    await quick.connect()
+    await slow.connect()
+    await until_connected(server, 2)
+    server.begin(EPOCH)
+    await until_connected(server, 2)
+    await asyncio.sleep(0.02)
+    assert not server.caught_up.is_set()
+    slow.send(end("b"))
+    await asyncio.wait_for(server.caught_up.wait(), 5)
+    server.begin(EPOCH + 1)
+    assert not server.caught_up.is_set()
+    await quick.close()
+    await slow.close()
+
+
+async def test_gate_that_remembers_nothing_is_caught_up_with_at_once(server: Notes, gate: GateClient) -> None:
+    server.begin(EPOCH)
+    await asyncio.wait_for(server.caught_up.wait(), 5)

@@ -108,6 +108,20 @@ def test_welcome_then_state_then_a_whole_picture(publisher: Publisher, cache: Ca
     assert publisher.synchronised()
 
 
+def test_picture_with_holes_is_not_sent_until_it_is_whole(publisher: Publisher, cache: Cache) -> None:
+    publisher.hold()
+    publisher.tell(READY)
+    router = Router(publisher).read()
+    change(publisher, cache, {1: 32})
+    publisher.restart("events lost")
+    assert router.read().kinds == ["Welcome", "Status"]
+    assert not publisher.synchronised()
+    change(publisher, cache, {2: 64})
+    publisher.release()
+    assert router.read().kinds[2:] == ["SnapshotBegin", "Publish", "SnapshotEnd"]
+    assert router.held == {1: 32, 2: 64}
+
+
 def test_changes_after_the_picture(publisher: Publisher, cache: Cache) -> None:
     router = Router(publisher).read()
     change(publisher, cache, {1: 32, 2: 64})

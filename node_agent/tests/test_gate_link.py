@@ -105,7 +105,7 @@ async def test_notes_written_before_the_agent_listens_arrive_in_order(tmp_path: 
         await agent.start()
         async with asyncio.timeout(5):
             reader, _ = await agent.connections.get()
-        assert await read(reader) == note.GateHello(version=1, epoch=7, pid=9)
+        assert await read(reader) == note.GateHello(version=1, epoch=7, pid=9, ring=5)
         assert [await read(reader) for _ in range(5)] == [counts(n) for n in range(5)]
         link.put(counts(99))
         assert await read(reader) == counts(99)

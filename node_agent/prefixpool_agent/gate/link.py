@@ -39,6 +39,9 @@ class NoteRing:
         self._cursor = 0  # index of the next frame to send
         self.dropped = 0  # frames that fell out unsent
 
+    def __len__(self) -> int:
+        return len(self._frames)
+
     def append(self, frame: bytes) -> None:
         """Add a note; the oldest make room."""
         self._frames.append(frame)
@@ -83,7 +86,7 @@ class NoteLink:
         self._hello = hello
         self._on_command = on_command
         self._on_tick = on_tick
-        self._ring = ring or NoteRing()
+        self._ring = ring if ring is not None else NoteRing()
         self._wake = asyncio.Event()
 
     def put(self, message: note.FromGate) -> None:
@@ -122,7 +125,7 @@ class NoteLink:
         # The agent at the other end is another one, or lost what was in the old socket: an end whose arrival it never saw
         # would be worthless, so everything comes again in order. It takes each note once.
         self._ring.rewind()
-        writer.write(note.frame(self._hello(self._ring.dropped)))
+        writer.write(note.frame(msgspec.structs.replace(self._hello(self._ring.dropped), ring=len(self._ring))))
         loop = asyncio.get_running_loop()
         due_s = loop.time() + TICK_S
         while True:
