@@ -68,11 +68,11 @@ def plan(request: SizingRequest) -> SizingPlan:
     check(wanted.shape, wanted.parallel)
     sized = _Sized.of(wanted)
     limited = sized.limited_by()
-    replicas, sessions = sized.replicas() if not sized.short else (0, 0)
+    outcome = sized.outcome(sized.short)
     return SizingPlan(
         fits=not sized.short,
         limited_by=limited,
-        reason=reasons.sentence(wanted, sized.divided, sized.short, sized.held, replicas, sessions),
+        reason=reasons.sentence(wanted, sized.divided, outcome),
         short_bytes=sized.short,
         changes=changes.that_fit(wanted, lambda other: not _Sized.of(other).short) if sized.short else (),
         weights_bytes=wanted.shape.weight_bytes,
@@ -84,8 +84,8 @@ def plan(request: SizingRequest) -> SizingPlan:
         disk_per_replica=sized.disk,
         concurrent_sequences=round(sized.usable_blocks / sized.blocks_each, 2),
         max_model_len=wanted.length,
-        replicas=replicas,
-        sessions_per_replica=sessions,
+        replicas=outcome.replicas,
+        sessions_per_replica=outcome.sessions,
         host_needs=host_needs(
             wanted.parallel, wanted.host_bytes, sized.divided.usable if wanted.accelerator.host_memory else 0
         ),
@@ -98,18 +98,18 @@ def corrected(planned: SizingPlan, request: SizingRequest, blocks: int) -> Sizin
         raise SizingError(f"an engine reported {blocks} blocks; it has at least 2")
     wanted = checked(request)
     sized = msgspec.structs.replace(_Sized.of(wanted), blocks=blocks)
-    replicas, sessions = sized.replicas()
+    outcome = sized.outcome(short=0)
     return msgspec.structs.replace(
         planned,
         fits=True,
         short_bytes=0,
         changes=(),
         limited_by=LimitedBy.HOST_KV if sized.on_host else LimitedBy.DEVICE_KV,
-        reason=reasons.sentence(wanted, sized.divided, 0, sized.held, replicas, sessions),
+        reason=reasons.sentence(wanted, sized.divided, outcome),
         device_per_replica=sized.device,
         concurrent_sequences=round(sized.usable_blocks / sized.blocks_each, 2),
-        replicas=replicas,
-        sessions_per_replica=sessions,
+        replicas=outcome.replicas,
+        sessions_per_replica=outcome.sessions,
         source=Source.MEASURED,
     )
 
@@ -178,6 +178,10 @@ class _Sized(msgspec.Struct, frozen=True, kw_only=True):
     def held(self) -> TierSize:
         """The tier that the budget counts."""
         return self.host if self.on_host else self.device
+
+    def outcome(self, short: int) -> reasons.Outcome:
+        replicas, sessions = self.replicas() if not short else (0, 0)
+        return reasons.Outcome(short=short, held=self.held, on_host=self.on_host, replicas=replicas, sessions=sessions)
 
     def limited_by(self) -> LimitedBy:
         if self.short and self.divided.weights > self.divided.usable:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from prefixpool.sizing.memory import GIB, DeviceMemory
-from prefixpool.sizing.request import SizingRequest
+from prefixpool.sizing.request import Budget, SizingRequest
 from prefixpool.sizing.tiers import TierSize
 
 
@@ -12,13 +14,23 @@ def gib(size: int) -> str:
     return f"{size / GIB:,.1f} GiB" if abs(size) >= GIB // 2 else f"{size / (1 << 20):,.0f} MiB"
 
 
-def sentence(request: SizingRequest, divided: DeviceMemory, short: int, held: TierSize, replicas: int, sessions: int) -> str:
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan came to."""
+
+    short: int  # bytes; 0: it fits
+    held: TierSize  # what one replica keeps in the tier that counts
+    on_host: bool  # which tier that is
+    replicas: int
+    sessions: int  # that one replica keeps
+
+
+def sentence(request: SizingRequest, divided: DeviceMemory, outcome: Outcome) -> str:
     """Why it does not fit, or why so many replicas."""
-    if short:
-        return _too_small(request, divided, short)
+    if outcome.short:
+        return _too_small(request, divided, outcome.short)
     if request.budget is None:
-        return f"One replica holds {held.tokens:,} tokens of KV on its {_devices(request)}."
-    return _budget(request, held, replicas, sessions)
+        return f"One replica holds {outcome.held.tokens:,} tokens of KV on its {_devices(request)}."
+    return _budget(request, request.budget, outcome)
 
 
 def _too_small(request: SizingRequest, divided: DeviceMemory, short: int) -> str:
@@ -39,17 +51,15 @@ def _too_small(request: SizingRequest, divided: DeviceMemory, short: int) -> str
     )
 
 
-def _budget(request: SizingRequest, held: TierSize, replicas: int, sessions: int) -> str:
-    budget = request.budget
-    assert budget is not None
-    where = "host memory" if budget.tier.value == "host" else _devices(request)
-    need = f"{replicas} {'replica is' if replicas == 1 else 'replicas are'} needed"
+def _budget(request: SizingRequest, budget: Budget, outcome: Outcome) -> str:
+    where = "in host memory" if outcome.on_host else f"on its {_devices(request)}"
+    need = "1 replica is needed" if outcome.replicas == 1 else f"{outcome.replicas:,} replicas are needed"
     if budget.sessions:
         return (
-            f"One replica keeps {sessions:,} sessions of {budget.tokens_per_session:,} tokens warm on its {where}; "
+            f"One replica keeps {outcome.sessions:,} sessions of {budget.tokens_per_session:,} tokens warm {where}; "
             f"for {budget.sessions:,} sessions {need}."
         )
-    return f"One replica keeps {held.tokens:,} tokens warm on its {where}; for {budget.resident_tokens:,} tokens {need}."
+    return f"One replica keeps {outcome.held.tokens:,} tokens warm {where}; for {budget.resident_tokens:,} tokens {need}."
 
 
 def _devices(request: SizingRequest) -> str:

@@ -1,0 +1,163 @@
+"""Reading config.json: every kind of attention, quantised weights, errors that name the field; parallelism."""
+
+from typing import Any
+
+import pytest
+
+from prefixpool.sizing import catalogue, kv, parallel, shape
+from prefixpool.sizing.kv import KvDtype
+from prefixpool.sizing.parallel import Parallel
+from prefixpool.sizing.shape import LayerKind, ShapeError, SizingError
+
+BASE: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "intermediate_size": 4096,
+    "vocab_size": 32000,
+    "torch_dtype": "bfloat16",
+}
+
+
+def kinds(config: dict[str, Any]) -> dict[str, int]:
+    return {layers.kind.value: layers.count for layers in shape.parse(config).kv}
+
+
+@pytest.mark.parametrize(("heads", "words"), [(16, "MHA"), (4, "GQA"), (1, "MQA")])
+def test_sharing_of_kv_heads(heads: int, words: str) -> None:
+    found = shape.parse({**BASE, "num_key_value_heads": heads})
+    assert found.attention == words
+    assert kv.bytes_per_token(found, KvDtype.AUTO) == 2 * 12 * heads * 64 * 2
+
+
+def test_without_kv_heads_there_are_as_many_as_heads() -> None:
+    assert shape.parse({**BASE, "num_key_value_heads": None}).kv[0].heads == 16
+
+
+def test_a_head_size_of_its_own_wins_over_width_by_heads() -> None:
+    assert shape.parse({**BASE, "head_dim": 128}).kv[0].values == 256
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, {"full": 12}),
+        ({"sliding_window": 1024}, {"window": 12}),
+        ({"sliding_window": 1024, "use_sliding_window": False}, {"full": 12}),
+        ({"sliding_window": None}, {"full": 12}),
+        ({"sliding_window": 1024, "sliding_window_pattern": 6}, {"window": 10, "full": 2}),
+        ({"sliding_window": 1024, "model_type": "gemma2"}, {"window": 6, "full": 6}),
+        ({"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"] * 6}, {"window": 6, "full": 6}),
+        ({"layer_types": ["full_attention"] * 12}, {"full": 12}),
+        ({"attention_chunk_size": 8192, "no_rope_layers": [1, 1, 1, 0] * 3}, {"chunk": 9, "full": 3}),
+    ],
+)
+def test_windows_and_chunks(more: dict[str, Any], expected: dict[str, int]) -> None:
+    assert kinds({**BASE, **more}) == expected
+
+
+def test_the_text_part_of_a_model_with_images_counts() -> None:
+    assert shape.parse({"model_type": "gemma3", "text_config": BASE}).kv == shape.parse(BASE).kv
+
+
+@pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"])
+@pytest.mark.parametrize("value", [None, 0, -1, "many", True])
+def test_a_missing_or_odd_field_is_named(field: str, value: object) -> None:
+    with pytest.raises(ShapeError, match=f"`{field}`"):
+        shape.parse({**BASE, field: value})
+
+
+def test_mamba_is_refused_rather_than_guessed() -> None:
+    with pytest.raises(ShapeError, match="Mamba"):
+        shape.parse({**BASE, "mamba_d_state": 128})
+
+
+def test_unknown_layer_types_are_named() -> None:
+    with pytest.raises(ShapeError, match="psychic_attention"):
+        shape.parse({**BASE, "layer_types": ["psychic_attention"] * 12})
+
+
+@pytest.mark.parametrize(
+    ("quantised", "bits"),
+    [
+        ({"quant_method": "fp8"}, 8),
+        ({"quant_method": "awq", "bits": 4}, 4.16),
+        ({"quant_method": "gptq", "bits": 8}, 8.16),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4.5),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}}, 4.16),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, 8),
+    ],
+)
+def test_quantised_weights_shrink_but_embeddings_and_norms_do_not(quantised: dict[str, Any], bits: float) -> None:
+    plain, small = shape.parse(BASE), shape.parse({**BASE, "quantization_config": quantised})
+    kept = plain.weight_bytes - plain.parameters.linear * 2
+    assert small.weight_bytes == pytest.approx(kept + plain.parameters.linear * bits / 8, rel=0.002)
+
+
+def test_stored_bytes_replace_the_count_and_parts_of_files_are_refused() -> None:
+    plain = shape.parse(BASE)
+    assert shape.with_stored_bytes(plain, 123_456_789).weight_bytes == 123_456_789
+    with pytest.raises(ShapeError, match="headers of a part"):
+        shape.with_stored_bytes(plain, 10)
+
+
+def test_header_bytes_add_up_tensors_and_skip_metadata() -> None:
+    header = {"__metadata__": {"format": "pt"}, "a": {"data_offsets": [0, 100]}, "b": {"data_offsets": [100, 150]}}
+    assert shape.header_bytes([header, {"c": {"data_offsets": [0, 7]}}]) == 157
+
+
+def test_kv_heads_are_copied_when_there_are_more_ranks() -> None:
+    """Qwen3-30B has 4 KV heads: on 8 ranks each is there twice."""
+    model = catalogue.model("qwen3-30b-a3b")
+    split = Parallel(tensor=8)
+    assert kv.layout(model, KvDtype.AUTO, 16, split).block_bytes == 16 * 98_304 // 4
+    assert kv.bytes_per_token(model, KvDtype.AUTO, split) == 2 * 98_304
+
+
+def test_mla_is_whole_on_every_rank_and_once_on_the_host() -> None:
+    """kaito #2139: divided by ranks, the plan was 8 times too large and pods crashed."""
+    model = catalogue.model("deepseek-v3")
+    split = Parallel(tensor=8)
+    assert kv.layout(model, KvDtype.AUTO, 16, split) == kv.layout(model)
+    assert kv.bytes_per_token(model, KvDtype.AUTO, split) == 8 * 70_272
+    assert parallel.stored_copies(model, split) == 1
+
+
+def test_pipeline_stages_hold_whole_layers() -> None:
+    model = shape.parse({**BASE, "num_hidden_layers": 13})
+    split = Parallel(pipeline=2)
+    assert kv.layout(model, KvDtype.AUTO, 16, split).block_bytes == 7 * kv.layout(model).page_bytes
+    assert 2 * parallel.rank_weight_bytes(model, split) >= model.weight_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "words"),
+    [
+        ("llama-3.1-8b", Parallel(tensor=3), "32 attention heads"),
+        ("phi-4", Parallel(tensor=4), "10 KV heads"),
+        ("llama-3.1-8b", Parallel(pipeline=33), "32 layers"),
+        ("llama-3.1-8b", Parallel(tensor=0), "at least 1"),
+    ],
+)
+def test_splits_that_the_engine_refuses_are_refused_with_the_reason(name: str, split: Parallel, words: str) -> None:
+    with pytest.raises(SizingError, match=words):
+        parallel.check(catalogue.model(name), split)
+
+
+def test_the_catalogue_takes_names_as_people_write_them() -> None:
+    assert catalogue.model("meta-llama/Llama-3.1-8B-Instruct") == catalogue.model("llama-3.1-8b")
+    assert catalogue.accelerator("H100").name == "h100"
+    with pytest.raises(SizingError, match=r"it has smollm2-135m, llama-3\.2-1b"):
+        catalogue.model("gpt-9")
+    with pytest.raises(SizingError, match="it has a10g, l4"):
+        catalogue.accelerator("abacus")
+
+
+def test_every_layer_of_every_model_in_the_catalogue_is_accounted_for() -> None:
+    for name in catalogue.CONFIGS:
+        model = catalogue.model(name)
+        assert sum(layers.count for layers in model.kv) == model.layers
+        assert sum(group.layers for group in kv.layout(model).groups) == model.layers
+        assert LayerKind.STATE in {layers.kind for layers in model.kv} or kv.layout(model).block_tokens == 16
