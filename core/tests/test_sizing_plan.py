@@ -183,3 +183,12 @@ def test_a_slow_link_moves_the_break_even_out() -> None:
     assert fast is not None
     assert slow is not None
     assert slow > fast
+
+
+@pytest.mark.parametrize(
+    ("device", "tokens", "sequences"),
+    [("l4", 2048, 256), ("a100-80", 2048, 256), ("h100", 8192, 1024), ("h200", 8192, 1024), ("b200", 16384, 1024)],
+)
+def test_batches_are_as_large_as_vllm_makes_them_on_each_device(device: str, tokens: int, sequences: int) -> None:
+    found = request(device=device).batches
+    assert (found.tokens, found.sequences, found.in_flight) == (tokens, sequences, 2 * tokens)

@@ -23,7 +23,8 @@ _COMMUNICATION: Final = GIB * 4 // 10  # buffers of NCCL, with more than one dev
 _GRAPHS_LEAST: Final = GIB * 3 // 10
 _GRAPHS_MOST: Final = GIB * 3 // 2
 _GRAPHS_OF_WEIGHTS: Final = 20  # one part in so many of the weights: overhead grows with the model
-_LARGE_DEVICE: Final = 70 * GIB  # from here on, vLLM batches more
+_LARGE_DEVICE: Final = 70 * GIB  # from here on, vLLM batches more (but on A100, where it does not pay)
+_HUGE_DEVICE: Final = 160 * GIB
 
 
 class Batching(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,18 +32,21 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: int  # max_num_batched_tokens
     sequences: int  # max_num_seqs
-    concurrent: int = 2  # steps in flight: vLLM schedules the next one while one runs
+    concurrent: int = 2  # steps in flight: one in each pipeline stage, and the next one is scheduled meanwhile
 
     @property
     def in_flight(self) -> int:
         return self.tokens * self.concurrent
 
     @classmethod
-    def default(cls, accelerator: Accelerator) -> Batching:
-        """vLLM's defaults for its API server."""
-        if accelerator.memory >= _LARGE_DEVICE:
-            return cls(tokens=8192, sequences=1024)
-        return cls(tokens=2048, sequences=256)
+    def default(cls, accelerator: Accelerator, parallel: Parallel) -> Batching:
+        """vLLM's defaults for its API server (0.32, `EngineArgs.get_batch_defaults`, `max_concurrent_batches`)."""
+        concurrent = parallel.pipeline + 1
+        if accelerator.memory >= _HUGE_DEVICE:
+            return cls(tokens=16384, sequences=1024, concurrent=concurrent)
+        if accelerator.memory >= _LARGE_DEVICE and not accelerator.name.startswith("a100"):
+            return cls(tokens=8192, sequences=1024, concurrent=concurrent)
+        return cls(tokens=2048, sequences=256, concurrent=concurrent)
 
 
 class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):

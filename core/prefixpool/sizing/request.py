@@ -51,7 +51,7 @@ class SizingRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def batches(self) -> Batching:
-        return self.batching or Batching.default(self.accelerator)
+        return self.batching or Batching.default(self.accelerator, self.parallel)
 
 
 def checked(request: SizingRequest) -> SizingRequest:
