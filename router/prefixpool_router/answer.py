@@ -52,7 +52,7 @@ async def _read_opening(api: Api, answer: Answer) -> None:
 def _judge(api: Api, status: int, *, fenced: bool, body: bytes) -> None:
     if verdict.refuses_work(status, body):
         raise BusyError("fenced" if fenced else "busy" if status == 503 else "shutdown")
-    if status == 200 and verdict.is_empty_answer(api, body):
+    if status == 200 and verdict.is_cut_short(api, body):
         raise EmptyError
 
 

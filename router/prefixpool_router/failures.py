@@ -6,7 +6,7 @@ UnansweredError       nothing of this attempt has reached the client
 │   └── LostError     nothing comes, and the engine is known to be out of reach
 ├── SilentError       nothing came for too long
 ├── BusyError         the engine would not begin: fenced, out of room, or shutting down
-└── EmptyError        a 200 without a single token
+└── EmptyError        a 200 without a single token, or cut short
 """
 
 from __future__ import annotations
@@ -60,6 +60,6 @@ class BusyError(UnansweredError):
 
 
 class EmptyError(UnansweredError):
-    """A 200 without a single token: the engine is shutting down."""
+    """A 200 without a single token, or a whole answer that was cut short: the engine is shutting down."""
 
     why = "empty"

@@ -1,4 +1,4 @@
-"""Whether an engine's answer means that it did nothing, so that another replica may be asked (research: vllm.md 6). Pure."""
+"""Whether an engine's answer is none, so that another replica may be asked (research: vllm.md 6). Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prefixpool_router.paths import Api
 
 _DONE: Final = b"[DONE]"
 _SHUT_DOWN: Final = b"cannot schedule new futures after shutdown"
-_NO_TOKEN: Final = re.compile(rb'"completion_tokens"\s*:\s*0\b')
+_SUSPECT: Final = re.compile(rb'"completion_tokens"\s*:\s*0\b|"finish_reason"\s*:\s*"abort"')
 _COUNTED: Final = frozenset({Api.CHAT, Api.COMPLETIONS})
 
 
@@ -62,14 +62,16 @@ def refuses_work(status: int, body: bytes) -> bool:
     return status == 503 or (status == 500 and _SHUT_DOWN in body)
 
 
-def is_empty_answer(api: Api, body: bytes) -> bool:
-    """A whole 200 answer of a shutting-down engine: no token was made, and no reason for that is given but abortion."""
-    if api not in _COUNTED or not _NO_TOKEN.search(body):
+def is_cut_short(api: Api, body: bytes) -> bool:
+    """A whole 200 answer of a shutting-down engine: a choice was aborted, or no token was made and nobody says why."""
+    if api not in _COUNTED or not _SUSPECT.search(body):
         return False
     answer = _decode(body)
-    if answer is None or answer.usage is None or answer.usage.completion_tokens != 0:
+    if answer is None:
         return False
-    return all(choice.finish_reason in (None, "abort") for choice in answer.choices or ())
+    reasons = {choice.finish_reason for choice in answer.choices or ()}
+    nothing = answer.usage is not None and answer.usage.completion_tokens == 0
+    return "abort" in reasons or (nothing and reasons <= {None})
 
 
 def opening(api: Api, data: bytes) -> Opening:

@@ -24,6 +24,12 @@ SHUT_DOWN = as_json({"error": {"message": "cannot schedule new futures after shu
 ABORTED = as_json(
     {"choices": [{"text": "", "finish_reason": "abort"}], "usage": {"prompt_tokens": 9, "completion_tokens": 0}}
 )
+CUT_SHORT = as_json(
+    {
+        "choices": [{"text": "half of what", "finish_reason": "abort"}, {"text": "whole.", "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 9, "completion_tokens": 7},
+    }
+)
 NO_CHOICE = as_json({"choices": [], "usage": {"prompt_tokens": 0, "completion_tokens": 0}})
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
 
@@ -41,6 +47,7 @@ def asked(edge: EdgeUnderTest) -> list[int]:
         (Answer(b"engine is currently busy", 503), "busy", False, CHAT),
         (SHUT_DOWN, "shutdown", False, STREAM),
         (ABORTED, "empty", False, CHAT),
+        (CUT_SHORT, "empty", False, CHAT),
         (NO_CHOICE, "empty", False, CHAT),
         (Stream(DONE), "empty", False, STREAM),
         (Stream(), "empty", False, STREAM),
