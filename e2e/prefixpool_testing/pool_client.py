@@ -163,10 +163,10 @@ class PoolClient:
         return reply
 
     @asynccontextmanager
-    async def stream(self, path: str, body: Body) -> AsyncIterator[Stream]:
+    async def stream(self, path: str, body: Body, **headers: str) -> AsyncIterator[Stream]:
         """Left early, it is aborted."""
-        raw = self._raw({**body, "stream": True})
-        async with self._http.post(self.url + path, data=raw, headers=self._headers({}), timeout=_timeout()) as answer:
+        raw, fields = self._raw({**body, "stream": True}), self._headers(headers)
+        async with self._http.post(self.url + path, data=raw, headers=fields, timeout=_timeout()) as answer:
             yield Stream(answer)
 
     def _raw(self, body: Body | bytes) -> bytes:

@@ -10,6 +10,7 @@ any prompt is found by searching for it.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -43,9 +44,10 @@ ADAPTER: Final = "tuned"
 KEYS: Final = {"alpha": "key-of-alpha", "beta": "key-of-beta"}
 SALT_KEY: Final = b"salt key of the tests"
 _WORDS: Final = ("river", "stone", "lamp", "orchard", "winter", "copper", "signal", "harbour", "needle", "market", "valley")
+STILL_S: Final = 0.06  # so long without news: nothing is under way between processes
 _LETTERS: Final = str.maketrans("0123456789", "ghijklmnop")
 
-Known = tuple[int, ...]  # numbers of boundaries that agents and routers know; empty while something is under way
+Known = tuple[int, ...]  # how much agents have heard, and agents and routers know; empty while something is under way
 
 
 class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +60,7 @@ class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
     time_scale: float = 0.02
     engine_args: str = ""
     router_args: tuple[str, ...] = ()
+    worker_args: tuple[str, ...] = ()
 
 
 class SimPool:
@@ -137,13 +140,13 @@ class SimPool:
     async def _known(self) -> Known:
         """Agents first: what they have told by then, routers have read when they answer."""
         infos = [await self.info(name) for name in self.names]
-        told = [all_told(await self._samples(self.local.replicas[name].agent_url)) for name in self.names]
+        heard = [heard_by(await self._samples(self.local.replicas[name].agent_url)) for name in self.names]
         views = [view for router in await self.routers() for view in router.replicas]
         busy = [info for info in infos if info.inflight or info.state is not wire.State.READY]
         whole = all(view.account == "whole" and not view.own_inflight for view in views)
-        if busy or not whole or not all(told):
+        if busy or not whole:
             return ()
-        return (*(info.boundaries for info in infos), *(view.boundaries for view in views))
+        return (*(info.boundaries for info in infos), *heard, *(view.boundaries for view in views))
 
     async def usable(self, *replicas: str) -> None:
         """Until all routers send requests to these replicas (default: to all), and know their caches precisely."""
@@ -193,6 +196,7 @@ async def started(options: PoolOptions, folder: Path) -> AsyncIterator[SimPool]:
         dev_mode=True,
         engine_args=f"--time-scale {options.time_scale} --adapters {ADAPTER} {options.engine_args}",
         router_args=(*flags, *options.router_args),
+        worker_args=options.worker_args,
         keep_logs=str(folder / "logs"),
     )
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http, LocalPool(spec) as local:
@@ -233,19 +237,24 @@ def samples(text: str) -> list[Sample]:
     return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
 
-def all_told(agent: Iterable[Sample]) -> bool:
-    """Whether an agent has heard how each request ended of whose arrival it heard."""
-    counts = {s.labels["kind"]: s.value for s in agent if s.name == "prefixpool_agent_notes_total"}
-    return counts.get("arrival", 0) == counts.get("end", 0)
+def heard_by(agent: Iterable[Sample]) -> int:
+    """Notes and batches of events that an agent has heard."""
+    names = ("prefixpool_agent_notes_total", "prefixpool_agent_event_batches_total")
+    return int(sum(sample.value for sample in agent if sample.name in names))
 
 
 async def settled(known: Callable[[], Awaitable[Known]]) -> None:
-    """Until `known` says the same three times in a row: agents map what they hear of some milliseconds later."""
-    seen: list[Known] = []
+    """Until `known` has said the same for a while: agents hear of events and map them some milliseconds later."""
+    loop = asyncio.get_running_loop()
+    last: Known = ()
+    since_s = loop.time()
 
     async def check() -> bool:
-        seen.append(await known())
-        return bool(seen[-1]) and seen[-3:] == [seen[-1]] * 3
+        nonlocal last, since_s
+        now = await known()
+        if now != last:
+            last, since_s = now, loop.time()
+        return bool(last) and loop.time() - since_s >= STILL_S
 
     await eventually(check, what="routers know what agents know")
 

@@ -5,7 +5,6 @@ Its engine has one of the habits of strange_sim.py; everything else is the produ
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -29,7 +28,8 @@ from prefixpool_router.settings import RouterSettings
 from prefixpool_router.state import ReplicaReport
 from prefixpool_testing.eventually import eventually
 from prefixpool_testing.pool_client import PoolClient
-from prefixpool_testing.sim_pool import MODEL, Known, all_told, samples, settled
+from prefixpool_testing.router_here import explanation, router_here
+from prefixpool_testing.sim_pool import MODEL, Known, heard_by, samples, settled
 
 _KIT: Final = str(Path(__file__).parents[1])
 STOP_S: Final = 15.0
@@ -53,8 +53,7 @@ class StrangePool:
 
     def explain(self, request_id: str) -> Explanation:
         """The decision about a request."""
-        (decision,) = self._router.decisions.latest(1, request_id)
-        return decision.explanation(0)
+        return explanation(self._router, request_id)
 
     async def router_metrics(self) -> str:
         """Prometheus text."""
@@ -81,10 +80,9 @@ class StrangePool:
         await settled(self._known)
 
     async def _known(self) -> Known:
-        info, told = await self.info(), all_told(samples(await self.agent_metrics()))
+        info, heard = await self.info(), heard_by(samples(await self.agent_metrics()))
         view = self.view
-        busy = info.inflight or view.own_inflight or not told
-        return () if busy else (info.boundaries, view.boundaries)
+        return () if info.inflight or view.own_inflight else (info.boundaries, heard, view.boundaries)
 
 
 @asynccontextmanager
@@ -105,7 +103,8 @@ async def strange_pool(habit: str, *engine_flags: str, blocks: int = 400) -> Asy
                 admin_port=0,
                 drain_accept_s=0,
             )
-            async with aiohttp.ClientSession() as http, _routing(settings) as router:
+            async with aiohttp.ClientSession() as http, router_here(settings) as router:
+                await eventually(lambda: _known(router), within_s=30, what="the router knows the replica")
                 yield StrangePool(router, http, agent, key, plan.run_dir)
         except AssertionError as error:
             for log in sorted(root.rglob("*.log")):
@@ -139,21 +138,5 @@ def _supervisor(plan: Plan) -> list[str]:
     return [sys.executable, "-m", "prefixpool_agent.supervisor", str(path)]
 
 
-@asynccontextmanager
-async def _routing(settings: RouterSettings) -> AsyncIterator[Router]:
-    """A router that serves."""
-    router = Router(settings)
-    task = asyncio.create_task(router.serve())
-    try:
-
-        async def ready() -> bool:
-            if task.done():
-                task.result()
-            known = [replica.usable and replica.account == "whole" for replica in router.report().replicas]
-            return known == [True] and router.edge.port != 0
-
-        await eventually(ready, what="the router is ready", within_s=30)
-        yield router
-    finally:
-        router.draining.begin(hurry=True)
-        await asyncio.gather(task, return_exceptions=True)
+async def _known(router: Router) -> bool:
+    return [view.usable and view.account == "whole" for view in router.report().replicas] == [True]
