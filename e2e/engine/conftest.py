@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from prefixpool_testing.engine_worker import OPTIONS, EngineWorker
+from prefixpool_testing.engine_worker import OPTIONS, EngineWorker, KvListener, listening
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +31,10 @@ def engine_worker(model: str) -> Iterator[EngineWorker]:
         finally:
             left = worker.stop()
         assert left == []
+
+
+@pytest.fixture(scope="session")
+def kv_events(engine_worker: EngineWorker) -> Iterator[KvListener]:
+    """Hears all KV events of the session."""
+    with listening(engine_worker.run_dir) as events:
+        yield events

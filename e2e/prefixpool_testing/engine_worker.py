@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -26,9 +26,10 @@ from prefixpool_agent.supervisor.plan import Plan
 
 KEY: Final = "engine-key-of-the-tests"
 # Small, so that eviction and the bound are easy to reach; `dev_mode` for /reset_prefix_cache.
+DEVICE_BLOCKS: Final = 161
 OPTIONS: Final = (
-    *("--device", "cpu", "--enforce-eager", "true", "--dev-mode", "true"),
-    *("--block-tokens", "32", "--device-blocks", "321", "--max-model-len", "4096", "--max-inflight", "4"),
+    *("--device", "cpu", "--enforce-eager", "true", "--dev-mode", "true", "--served-model-name", "contract"),
+    *("--block-tokens", "32", "--device-blocks", str(DEVICE_BLOCKS), "--max-model-len", "4096", "--max-inflight", "4"),
 )
 T = TypeVar("T")
 _POLL_S: Final = 0.05
@@ -105,6 +106,7 @@ class KvListener:
 
     def __init__(self, run_dir: Path) -> None:
         self.events: list[dict[str, Any]] = []
+        self.numbers: list[int] = []  # of the batches that they came in
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.SUB)
         self._socket.setsockopt(zmq.RCVHWM, 0)
@@ -118,13 +120,25 @@ class KvListener:
         while not (found := find(self.events)):
             assert time.monotonic() < end, f"no such event; last: {[event['type'] for event in self.events[-5:]]}"
             if self._socket.poll(100):
-                *_, payload = self._socket.recv_multipart()
+                *_, number, payload = self._socket.recv_multipart()
+                self.numbers.append(int.from_bytes(number, "big"))
                 self.events += msgspec.msgpack.decode(payload)[1]
         return found
 
     def close(self) -> None:
         self._socket.close()
         self._context.term()
+
+
+@contextmanager
+def listening(run_dir: Path) -> Iterator[KvListener]:
+    """Returns when events of from now on are heard."""
+    listener = KvListener(run_dir)
+    try:
+        time.sleep(0.2)  # noqa: TID251 - a subscription has no acknowledgement
+        yield listener
+    finally:
+        listener.close()
 
 
 class EngineWorker:
@@ -202,7 +216,10 @@ class EngineWorker:
             connection.close()
 
     def stop(self) -> list[str]:
-        """SIGTERM; what is left behind, in words (empty: nothing)."""
+        """SIGTERM; what is left behind, in words (empty: nothing). One that was killed is not judged."""
+        if self.process.poll() is not None:
+            self.notes.close()
+            return []
         state = self.state()
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(60)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from prefixpool_agent.sim.engine import Engine, Generation
 
@@ -82,6 +83,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
+        send = _identified(request, send)
         try:
             call = Call(await request.body(), request.headers, request.query_params, scope["path"])
         except ClientDisconnect:
@@ -91,22 +93,42 @@ class Endpoint:
         except ApiError as error:
             await _send_whole(send, error.status, _JSON, error.anthropic() if self._anthropic else error.openai())
             return
-        watcher = asyncio.create_task(self._abort_on_disconnect(receive, answer))
-        try:
-            await (_send_stream(send, answer) if answer.stream else _send_document(send, answer))
-        finally:
-            watcher.cancel()
-            self._abort(answer)
-            await asyncio.gather(watcher, return_exceptions=True)
+        await self._answer(answer, receive, send)
 
-    async def _abort_on_disconnect(self, receive: Receive, answer: Answer) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._abort(answer)
+    async def _answer(self, answer: Answer, receive: Receive, send: Send) -> None:
+        """To the end, or until the client goes away: then nothing more is written, and the engine stops working on it."""
+        writing = asyncio.create_task(_send_stream(send, answer) if answer.stream else _send_document(send, answer))
+        watching = asyncio.create_task(_until_gone(receive))
+        try:
+            await asyncio.wait((writing, watching), return_when=asyncio.FIRST_COMPLETED)
+            if writing.done():
+                writing.result()
+        finally:
+            self._abort(answer)
+            writing.cancel()
+            watching.cancel()
+            await asyncio.gather(writing, watching, return_exceptions=True)
 
     def _abort(self, answer: Answer) -> None:
         if answer.generation is not None:
             self._engine.abort(answer.generation)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _identified(request: Request, send: Send) -> Send:
+    """Answers carry the client's request id, or a new one (vLLM's `--enable-request-id-headers`)."""
+    id_ = request.headers.get("x-request-id") or secrets.token_hex(16)
+
+    async def send_identified(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"].append((b"x-request-id", id_.encode("latin-1")))
+        await send(message)
+
+    return send_identified
 
 
 async def _send_document(send: Send, answer: Answer) -> None:
