@@ -14,9 +14,10 @@ import msgspec
 from rich.console import Console
 
 from prefixpool.sizing import catalogue, shape, speed
+from prefixpool.sizing.errors import ShapeError
 from prefixpool.sizing.plan import SizingPlan, SizingRequest
 from prefixpool.sizing.plan import plan as make_plan
-from prefixpool.sizing.shape import ModelShape, ShapeError
+from prefixpool.sizing.shape import ModelShape
 from prefixpool_cli import plan_view
 from prefixpool_cli.errors import CliError
 

@@ -4,10 +4,10 @@ import pytest
 from msgspec.structs import replace
 
 from prefixpool.sizing import catalogue, kv, speed
+from prefixpool.sizing.errors import SizingError
 from prefixpool.sizing.kv import KvDtype
 from prefixpool.sizing.parallel import Parallel
 from prefixpool.sizing.plan import Budget, BudgetTier, LimitedBy, SizingRequest, Source, corrected, plan
-from prefixpool.sizing.shape import SizingError
 
 GIB = 1 << 30
 

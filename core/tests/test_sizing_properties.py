@@ -4,12 +4,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from prefixpool.sizing import catalogue, kv, parallel
+from prefixpool.sizing import catalogue, kv, parallel, shape
+from prefixpool.sizing.errors import ShapeError, SizingError
 from prefixpool.sizing.kv import KvDtype
 from prefixpool.sizing.memory import Batching
 from prefixpool.sizing.parallel import Parallel
 from prefixpool.sizing.plan import Budget, SizingPlan, SizingRequest, plan
-from prefixpool.sizing.shape import LayerKind, ModelShape, SizingError
+from prefixpool.sizing.shape import LayerKind, ModelShape
 
 GIB = 1 << 30
 MODELS = [catalogue.model(name) for name in catalogue.CONFIGS]
@@ -128,3 +129,20 @@ def test_bytes_per_token_is_what_blocks_of_all_ranks_take(shape: ModelShape, ten
         split = Parallel(tensor=tensor)
         laid = kv.layout(shape, KvDtype.AUTO, 16, split)
         assert laid.block_bytes * tensor == 16 * kv.bytes_per_token(shape, KvDtype.AUTO, split)
+
+
+ODD = st.one_of(st.none(), st.booleans(), st.integers(-2, 3), st.just("many"), st.just([]), st.just({}), st.floats(-1, 1))
+FIELDS = sorted(
+    {field for config in catalogue.CONFIGS.values() for field in config} | {"text_config", "quantization_config"}
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(list(catalogue.CONFIGS)), st.dictionaries(st.sampled_from(FIELDS), ODD, max_size=3))
+def test_any_config_gives_a_shape_or_an_error_that_is_ours(name: str, odd: dict[str, object]) -> None:
+    try:
+        found = shape.parse({**catalogue.CONFIGS[name], **odd})
+    except ShapeError:
+        return
+    assert found.weight_bytes > 0
+    assert kv.layout(found).block_bytes > 0

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from prefixpool.sizing import catalogue, kv, parallel, shape
+from prefixpool.sizing.errors import ShapeError, SizingError
 from prefixpool.sizing.kv import KvDtype
 from prefixpool.sizing.parallel import Parallel
-from prefixpool.sizing.shape import LayerKind, ShapeError, SizingError
+from prefixpool.sizing.shape import LayerKind
 
 BASE: dict[str, Any] = {
     "model_type": "llama",

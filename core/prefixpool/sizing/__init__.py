@@ -2,6 +2,7 @@
 
 Pure and closed form; never imports vLLM. What each module knows:
 
+    config      a config.json, checked
     shape       what of a model matters for memory, read from its config.json
     weights     its parameters, and the bytes that they take as stored
     catalogue   well-known models and accelerators
@@ -10,5 +11,7 @@ Pure and closed form; never imports vLLM. What each module knows:
     memory      what one device's memory goes to
     tiers       host and disk
     speed       bandwidth bound on decoding; loading against computing again
+    request     what is asked, checked
+    reasons     one sentence for a plan; `changes`: what would make it fit
     plan        all of it together: `SizingPlan`
 """

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from prefixpool.sizing.shape import ModelShape, SizingError, parse
+from prefixpool.sizing.errors import SizingError
+from prefixpool.sizing.shape import ModelShape, parse
 
 _GIB: Final = 1 << 30
 

@@ -8,10 +8,10 @@ from typing import Final
 from msgspec.structs import replace
 
 from prefixpool.sizing.catalogue import ACCELERATORS
+from prefixpool.sizing.errors import SizingError
 from prefixpool.sizing.kv import KvDtype
 from prefixpool.sizing.parallel import Parallel, check
 from prefixpool.sizing.request import SizingRequest
-from prefixpool.sizing.shape import SizingError
 
 Fits = Callable[[SizingRequest], bool]
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
-from prefixpool.sizing.shape import KvLayers, LayerKind, ModelShape, SizingError
+from prefixpool.sizing.errors import SizingError
+from prefixpool.sizing.shape import KvLayers, LayerKind, ModelShape
 
 
 class Parallel(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,10 +12,10 @@ from typing import Final
 import msgspec
 
 from prefixpool.sizing import changes, memory, reasons
+from prefixpool.sizing.errors import SizingError
 from prefixpool.sizing.kv import NULL_BLOCKS, KvDtype, KvLayout, bytes_per_token, layout
 from prefixpool.sizing.parallel import check, stored_copies
 from prefixpool.sizing.request import Budget, BudgetTier, SizingRequest, checked
-from prefixpool.sizing.shape import SizingError
 from prefixpool.sizing.tiers import HostNeeds, TierSize, disk_tier, host_needs, host_tier
 
 

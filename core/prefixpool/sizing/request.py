@@ -7,10 +7,11 @@ from enum import StrEnum
 import msgspec
 
 from prefixpool.sizing.catalogue import Accelerator
+from prefixpool.sizing.errors import SizingError
 from prefixpool.sizing.kv import DEFAULT_BLOCK_TOKENS, KvDtype
 from prefixpool.sizing.memory import DEFAULT_UTILISATION_PERCENT, Batching
 from prefixpool.sizing.parallel import Parallel
-from prefixpool.sizing.shape import ModelShape, SizingError
+from prefixpool.sizing.shape import ModelShape
 
 
 class BudgetTier(StrEnum):

@@ -12,18 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
-from prefixpool.errors import PrefixpoolError
+from prefixpool.sizing.config import checked
+from prefixpool.sizing.errors import ShapeError
 from prefixpool.sizing.weights import Parameters, StoredBits, count
-
-_NEEDED: Final = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-
-
-class ShapeError(PrefixpoolError):
-    """A config.json cannot be sized; the message names the field."""
-
-
-class SizingError(PrefixpoolError):
-    """A plan was asked for with settings that contradict each other; the message names them."""
 
 
 class LayerKind(StrEnum):
@@ -125,42 +116,22 @@ def header_bytes(headers: Sequence[Mapping[str, Any]]) -> int:
 
 def parse(config: Mapping[str, Any], name: str = "model") -> ModelShape:
     """From a decoded config.json; of models with several parts, the text part. ShapeError names what is missing or odd."""
-    checked = _checked(config, name)
-    kv = _kv_layers(checked)
+    sound = checked(config, name)
+    kv = _kv_layers(sound)
     linear = sum(layers.count for layers in kv if layers.kind is LayerKind.STATE)
     return ModelShape(
         name=name,
         kv=kv,
-        parameters=count({**checked, "_linear_layers": linear}),
-        bits=StoredBits.of(checked),
-        layers=int(checked["num_hidden_layers"]),
-        hidden=int(checked["hidden_size"]),
-        intermediate=_token_width(checked),
-        heads=int(checked["num_attention_heads"]),
-        head_size=_score_width(checked),
-        vocabulary=int(checked["vocab_size"]),
-        max_model_len=int(checked.get("max_position_embeddings") or checked.get("n_positions") or 2048),
+        parameters=count({**sound, "_linear_layers": linear}),
+        bits=StoredBits.of(sound),
+        layers=int(sound["num_hidden_layers"]),
+        hidden=int(sound["hidden_size"]),
+        intermediate=_token_width(sound),
+        heads=int(sound["num_attention_heads"]),
+        head_size=_score_width(sound),
+        vocabulary=int(sound["vocab_size"]),
+        max_model_len=int(sound.get("max_position_embeddings") or sound.get("n_positions") or 2048),
     )
-
-
-def _checked(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = {**config, **(config.get("text_config") or {})}
-    for old, new in (("n_embd", "hidden_size"), ("n_layer", "num_hidden_layers"), ("n_head", "num_attention_heads")):
-        if old in found:
-            found.setdefault(new, found[old])
-    for field in _NEEDED:
-        value = found.get(field)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ShapeError(f"{name}: config.json has no usable `{field}` (found {value!r}); a whole number is needed")
-    for field in ("ssm_state_size", "mamba_d_state", "mamba_num_heads"):
-        if field in found:
-            raise ShapeError(f"{name}: Mamba layers (`{field}`) have no closed form here; give the figures by hand")
-    if found.get("multi_query"):
-        found.setdefault("num_key_value_heads", 1)
-    found["num_key_value_heads"] = found.get("num_key_value_heads") or found["num_attention_heads"]
-    found["head_dim"] = found.get("head_dim") or found["hidden_size"] // found["num_attention_heads"]
-    found["intermediate_size"] = found.get("intermediate_size") or found.get("n_inner") or 4 * found["hidden_size"]
-    return found
 
 
 def _score_width(config: Mapping[str, Any]) -> int:
@@ -219,6 +190,12 @@ _NAMED_KINDS: Final = {
 }
 
 
+_NEEDS: Final = {
+    LayerKind.STATE: "linear_num_value_heads",
+    LayerKind.CHUNK: "attention_chunk_size",
+}
+
+
 def _layer_kinds(config: Mapping[str, Any]) -> list[LayerKind]:
     layers = int(config["num_hidden_layers"])
     if config.get("kv_lora_rank"):
@@ -242,6 +219,9 @@ def _named_kinds(config: Mapping[str, Any], layers: int) -> list[LayerKind]:
     if unknown or len(named) != layers:
         raise ShapeError(f"`layer_types` names {sorted(unknown)} or has not {layers} entries: give the figures by hand")
     kinds = [_NAMED_KINDS[kind] for kind in named]
+    for kind, field in _NEEDS.items():
+        if kind in kinds and field not in config:
+            raise ShapeError(f"`layer_types` has {kind.value} layers, but config.json no `{field}`")
     if not config.get("sliding_window") or config.get("use_sliding_window") is False:
         kinds = [LayerKind.FULL if kind is LayerKind.WINDOW else kind for kind in kinds]
     return kinds

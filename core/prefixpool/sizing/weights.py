@@ -7,7 +7,7 @@ safetensors headers are at hand, their sizes are better than any formula: see `s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -91,17 +91,17 @@ def count(config: Config) -> Parameters:
     layers, width = int(config["num_hidden_layers"]), int(config["hidden_size"])
     linear_layers = int(config.get("_linear_layers", 0))
     attention, down = _attention(config)
-    experts, active, shared, router, moe_layers = _experts(config, layers, width)
+    moe = _Experts.of(config, layers, width)
     dense_size = int(config.get("intermediate_size_mlp") or config["intermediate_size"])
     return Parameters(
         embedding=int(config["vocab_size"]) * width,
         embeddings=1 if config.get("tie_word_embeddings") else 2,
         attention=attention * (layers - linear_layers) + _linear_attention(config, width) * linear_layers,
-        dense=(layers - moe_layers) * _matrices(config) * width * dense_size + moe_layers * shared,
-        experts=moe_layers * experts,
-        active_experts=moe_layers * active,
+        dense=(layers - moe.layers) * _matrices(config) * width * dense_size + moe.layers * moe.shared,
+        experts=moe.layers * moe.experts,
+        active_experts=moe.layers * moe.active,
         down=down * layers,
-        small=width + layers * _norms(config, width) + moe_layers * router,
+        small=width + layers * _norms(config, width) + moe.layers * moe.router,
     )
 
 
@@ -154,29 +154,45 @@ def _linear_attention(config: Config, width: int) -> int:
     return projections + (2 * keys + values) * int(config["linear_conv_kernel_dim"]) + 2 * heads
 
 
-def _experts(config: Config, layers: int, width: int) -> tuple[int, int, int, int, int]:
-    """Of one layer: all experts, active ones, shared ones, router; and how many layers have experts."""
-    number = int(config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts") or 0)
-    if not number:
-        return 0, 0, 0, 0, 0
-    size = int(config.get("moe_intermediate_size") or config["intermediate_size"])
-    one = 3 * width * size
-    router = width * number
-    if config.get("model_type") == "gpt_oss":
-        one += 2 * size + width  # biases
-        router += number
-    shared_size = int(config.get("shared_expert_intermediate_size") or size * int(config.get("n_shared_experts") or 0))
+class _Experts(NamedTuple):
+    """Parameters of one layer with experts, and the number of such layers."""
+
+    layers: int = 0
+    experts: int = 0
+    active: int = 0
+    shared: int = 0
+    router: int = 0
+
+    @classmethod
+    def of(cls, config: Config, layers: int, width: int) -> _Experts:
+        number = int(config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts") or 0)
+        if not number:
+            return cls()
+        size = int(config.get("moe_intermediate_size") or config["intermediate_size"])
+        biased = config.get("model_type") == "gpt_oss"
+        one = 3 * width * size + (2 * size + width if biased else 0)
+        return cls(
+            layers=_moe_layers(config, layers),
+            experts=number * one,
+            active=min(number, int(config.get("num_experts_per_tok") or 1)) * one,
+            shared=3 * width * _shared_size(config, size),
+            router=_router(config, number, width),
+        )
+
+
+def _shared_size(config: Config, size: int) -> int:
     if config.get("model_type") in ("llama4_text", "llama4"):
-        shared_size = size
-    if config.get("shared_expert_intermediate_size"):
-        router += width  # the shared expert's gate
-    if config.get("topk_method") == "noaux_tc":
-        router += number  # bias that balances the experts
-    moe_layers = _moe_layers(config, layers)
-    active = int(config.get("num_experts_per_tok") or 1)
-    return number * one, active * one, 3 * width * shared_size, router, moe_layers
+        return size
+    return int(config.get("shared_expert_intermediate_size") or size * int(config.get("n_shared_experts") or 0))
+
+
+def _router(config: Config, number: int, width: int) -> int:
+    """A row for each expert, the gate of a shared expert, a bias for each (gpt-oss; DeepSeek V3, which balances with it)."""
+    gate = width if config.get("shared_expert_intermediate_size") else 0
+    biases = number if config.get("model_type") == "gpt_oss" or config.get("topk_method") == "noaux_tc" else 0
+    return width * number + gate + biases
 
 
 def _moe_layers(config: Config, layers: int) -> int:
     step = int(config.get("interleave_moe_layer_step") or config.get("decoder_sparse_step") or 1)
-    return (layers - int(config.get("first_k_dense_replace") or 0)) // step
+    return max(0, layers - int(config.get("first_k_dense_replace") or 0)) // step

@@ -1,0 +1,60 @@
+"""Reads a config.json at the edge: what is missing or odd is named here, so that the rest may trust its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from prefixpool.sizing.errors import ShapeError
+
+_NEEDED: Final = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+_WHOLE: Final = (
+    "num_key_value_heads", "head_dim", "intermediate_size", "intermediate_size_mlp", "moe_intermediate_size",
+    "shared_expert_intermediate_size", "n_inner", "num_experts", "n_routed_experts", "num_local_experts", "n_shared_experts",
+    "num_experts_per_tok", "first_k_dense_replace", "interleave_moe_layer_step", "decoder_sparse_step", "sliding_window",
+    "sliding_window_pattern", "attention_chunk_size", "full_attention_interval", "max_position_embeddings", "n_positions",
+    *(_LATENT := ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")), "q_lora_rank",
+    *(_LINEAR := ("linear_num_value_heads", "linear_value_head_dim", "linear_num_key_heads", "linear_key_head_dim",
+                  "linear_conv_kernel_dim")),
+)  # fmt: skip
+_KINDS: Final = {"text_config": dict, "quantization_config": dict, "layer_types": list, "no_rope_layers": list}
+_KIND_WORDS: Final = {dict: "an object", list: "a list"}
+
+
+def checked(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The text part, with names and defaults as most models have them. ShapeError names the field that is missing or odd."""
+    text = config.get("text_config")
+    found = {**config, **(text if isinstance(text, Mapping) else {})}
+    for old, new in (("n_embd", "hidden_size"), ("n_layer", "num_hidden_layers"), ("n_head", "num_attention_heads")):
+        if old in found:
+            found.setdefault(new, found[old])
+    for field in _NEEDED:
+        value = found.get(field)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ShapeError(f"{name}: config.json has no usable `{field}` (found {value!r}); a whole number is needed")
+    _check_numbers(found, name)
+    for field in ("ssm_state_size", "mamba_d_state", "mamba_num_heads"):
+        if field in found:
+            raise ShapeError(f"{name}: Mamba layers (`{field}`) have no closed form here; give the figures by hand")
+    if found.get("multi_query"):
+        found.setdefault("num_key_value_heads", 1)
+    found["num_key_value_heads"] = found.get("num_key_value_heads") or found["num_attention_heads"]
+    found["head_dim"] = found.get("head_dim") or found["hidden_size"] // found["num_attention_heads"]
+    found["intermediate_size"] = found.get("intermediate_size") or found.get("n_inner") or 4 * found["hidden_size"]
+    return found
+
+
+def _check_numbers(config: Mapping[str, Any], name: str) -> None:
+    """Fields that may be absent, but not odd; and families of fields that are there together."""
+    for field in _WHOLE:
+        value = config.get(field)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+            raise ShapeError(f"{name}: `{field}` in config.json is {value!r}; a whole number is needed")
+    for family in (_LATENT, _LINEAR):
+        if config.get(family[0]) and (missing := [field for field in family if not config.get(field)]):
+            raise ShapeError(
+                f"{name}: config.json has `{family[0]}`, but not {', '.join(f'`{field}`' for field in missing)}"
+            )
+    for field, kind in _KINDS.items():
+        if config.get(field) and not isinstance(config[field], kind):
+            raise ShapeError(f"{name}: `{field}` in config.json is {config[field]!r}; {_KIND_WORDS[kind]} is needed")
