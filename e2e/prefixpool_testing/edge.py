@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from prefixpool.errors import RequestError
 from prefixpool_router.app import Edge
 from prefixpool_router.credentials import Credentials
-from prefixpool_router.dispatch_types import FullError, Outcome, RoutedRequest
+from prefixpool_router.dispatch_types import NotYetError, Outcome, RoutedRequest
 from prefixpool_router.metrics import EdgeMetrics
 from prefixpool_router.settings import RouterSettings
 from prefixpool_testing.backend import Backend
@@ -68,7 +68,7 @@ class FakeDispatcher:
         if self.refusal is not None:
             raise self.refusal
         if self.full >= self.engines.keys():
-            raise FullError
+            raise NotYetError
         self.open_before.append(sum(not each.ended.is_set() for each in self.dispatches))
         for replica, url in self.engines.items():
             if replica not in exclude and replica not in self.full:

@@ -20,11 +20,11 @@ import msgspec
 from prefixpool.errors import RequestError
 
 
-class FullError(RequestError):
-    """Every replica that could take the request has as many as its gate lets in; there may be room at any moment."""
+class NotYetError(RequestError):
+    """Nobody takes the request now, but somebody may at any moment: replicas are full, or this router has just started."""
 
     def __init__(self) -> None:
-        super().__init__(503, "Every replica is full.", code="no_replica", retry_after_s=1)
+        super().__init__(503, "No replica can take this request yet.", code="no_replica", retry_after_s=1)
 
 
 class RoutedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +96,7 @@ class Dispatcher(Protocol):
     def dispatch(self, request: RoutedRequest, exclude: frozenset[str] = frozenset()) -> Dispatch:
         """Choose and book. Raises RequestError: 503 nobody is left, 404 the model is unknown, 400 no such policy.
 
-        FullError if a place is all that is missing; then `exclude` should not name those who were full.
+        NotYetError if waiting may help; then `exclude` should not name those who were full.
         """
         ...
 

@@ -16,7 +16,7 @@ import msgspec
 from prefixpool.errors import RequestError
 from prefixpool.policy.candidates import UNKNOWN, Candidates
 from prefixpool.wire import Mode, Template
-from prefixpool_router.dispatch_types import FullError
+from prefixpool_router.dispatch_types import NotYetError
 from prefixpool_router.knowledge import Knowledge
 from prefixpool_router.membership import Member
 from prefixpool_router.metrics import RoutingMetrics
@@ -54,6 +54,7 @@ class Fleet:
         self._metrics = metrics
         self._verdicts: dict[str, Verdict] = {}
         self._evicted = 0
+        self._warming = True
         self._full: set[str] = set()  # candidates with as many requests as their gates let in
         self.wake: Callable[[int], None] = _nobody_waits  # for requests that found all full: so many may try again
 
@@ -72,6 +73,7 @@ class Fleet:
                 self._add(member)
             elif present.member != member:
                 present.joined(member)
+        self.wake(_ALL)
 
     def verdict(self, name: str) -> Verdict:
         """The last one. Raises KeyError for unknown names."""
@@ -184,7 +186,7 @@ class Fleet:
     def eligible(self, model: str, exclude: Collection[str], *, light: bool = False) -> Candidates:
         """Usable replicas that serve the model ("" = any). `light`: no work, which full replicas take, too.
 
-        Raises RequestError 503 or 404, FullError if only a place is missing; never returns an empty set.
+        Raises RequestError 503 or 404, NotYetError if waiting may help; never returns an empty set.
         """
         unfit = {name for name in exclude if self.candidates.get(name)}
         if self._full and not light:
@@ -193,9 +195,16 @@ class Fleet:
             unfit |= {c.name for c in self.candidates if not _serves(self.replicas[c.name], model)}
         if len(unfit) < len(self.candidates):
             return self.candidates.without(unfit) if unfit else self.candidates
-        if not light and any(not model or _serves(self.replicas[name], model) for name in self._full):
-            raise FullError
+        full = () if light else self._full
+        if any(not model or _serves(self.replicas[name], model) for name in full) or self._starting():
+            raise NotYetError
         raise self._refusal(model)
+
+    def _starting(self) -> bool:
+        """This router does not know its replicas yet."""
+        if self.candidates or self.clock() - self.started_s >= self.settings.warmup_s:
+            return False
+        return not self.known or not all(replica.settled for replica in self.replicas.values())
 
     def _refusal(self, model: str) -> RequestError:
         if model and self.replicas and not any(_serves(replica, model) for replica in self.replicas.values()):
@@ -212,6 +221,9 @@ class Fleet:
         self.knowledge.predicted.expire(now)
         for replica in self.replicas.values():
             replica.tick(now)
+        if self._warming and now - self.started_s >= self.settings.warmup_s:
+            self._warming = False
+            self.wake(_ALL)
         self._metrics.loop_lag.set(late_s)
 
     def measure(self) -> None:

@@ -10,7 +10,7 @@ from aiohttp import web
 from prefixpool.errors import RequestError
 from prefixpool_router.answer import Answer, open_answer
 from prefixpool_router.delivery import Delivery
-from prefixpool_router.dispatch_types import Dispatch, Dispatcher, FullError, Outcome
+from prefixpool_router.dispatch_types import Dispatch, Dispatcher, NotYetError, Outcome
 from prefixpool_router.exchange import Exchange
 from prefixpool_router.failures import BusyError, ResetError, SilentError, UnansweredError
 from prefixpool_router.metrics import EdgeMetrics
@@ -65,7 +65,7 @@ class Proxy:
         """Waits for room, if that is all that is missing."""
         try:
             return self._dispatch(exchange, failures)
-        except FullError:
+        except NotYetError:
             for replica in [replica for replica, failure in failures.items() if isinstance(failure, BusyError)]:
                 del failures[replica]  # full like the others: worth asking again
             model = str((exchange.routed.body or {}).get("model", ""))
@@ -74,7 +74,7 @@ class Proxy:
     def _dispatch(self, exchange: Exchange, failures: dict[str, UnansweredError]) -> Dispatch:
         try:
             return self._dispatcher.dispatch(exchange.routed, frozenset(failures))
-        except FullError:
+        except NotYetError:
             raise
         except RequestError as error:
             if not failures:

@@ -1,4 +1,4 @@
-"""Where requests wait while every replica has as many as it takes.
+"""Where requests wait while every replica has as many as it takes, or while a router that has just started knows none yet.
 
 Engines would queue them, too, but each for itself: a place that becomes free elsewhere, or where the prompt is cached, would
 come too late for what waits in the wrong queue.
@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Final, TypeVar
 
 from prefixpool.errors import RequestError
-from prefixpool_router.dispatch_types import FullError
+from prefixpool_router.dispatch_types import NotYetError
 
 _RETRY_AFTER_S: Final = 1
 
@@ -37,7 +37,7 @@ class WaitingRoom:
                 turn.set()
 
     async def until(self, attempt: Callable[[], T], *, kind: str, deadline_s: float) -> T:
-        """The first result of `attempt`, tried at each waking until it raises no FullError. `deadline_s`: loop time.
+        """The first result of `attempt`, tried at each waking until it raises no NotYetError. `deadline_s`: loop time.
 
         Raises RequestError 429 at the deadline, or at once if too many wait already; and what else `attempt` raises.
         """
@@ -68,7 +68,7 @@ async def _tried(turn: asyncio.Event, attempt: Callable[[], T]) -> T:
         turn.clear()
         try:
             return attempt()
-        except FullError:
+        except NotYetError:
             continue  # somebody was faster
 
 
