@@ -8,13 +8,17 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Final
 
 from prefixpool import names
 from prefixpool_cli.errors import PoolError
 
+FIRST_PORT: Final = 20_000
+FEWEST_PORTS: Final = 1_000
+EPHEMERAL: Final = 32_768  # where Linux begins to give ports away, unless told otherwise
 SOCKET_PATH_BYTES: Final = 107  # sun_path of Linux, without its final zero
 _VLLM_NAME_BYTES: Final = 36  # vLLM names its own sockets there by UUIDs
 _LONGEST_NAME: Final = max(len(names.RUN_SUPERVISOR_SOCK), len(names.RUN_KV_REPLAY), _VLLM_NAME_BYTES)
@@ -53,12 +57,22 @@ def make_engine_key(path: Path) -> str:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports that were all free at one moment. Somebody else may take one before we do; then the start fails and says so."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((host, 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Different ports that were free at one moment, below those that the kernel gives to whoever asks for any.
+
+    So nobody's outgoing connection takes one before its program listens, or while that program is started again.
+    """
+    ports = list(_port_range())
+    Random().shuffle(ports)  # not seeded: two pools that start at once choose different ones
+    return list(islice((port for port in ports if port_is_free(host, port)), count))
+
+
+def _port_range(setting: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> range:
+    try:
+        ephemeral = int(setting.read_text().split()[0])
+    except OSError:
+        ephemeral = EPHEMERAL
+    first = ephemeral if ephemeral >= FIRST_PORT + FEWEST_PORTS else EPHEMERAL
+    return range(FIRST_PORT, first)
 
 
 def port_is_free(host: str, port: int) -> bool:

@@ -76,8 +76,16 @@ def test_the_engine_key_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     assert len(key) >= 32
 
 
-def test_free_ports_are_all_different() -> None:
-    assert len(set(pool_files.free_ports(20))) == 20
+def test_a_router_could_not_start_again_because_an_outgoing_connection_had_its_port() -> None:
+    ports = pool_files.free_ports(20)
+    assert len(set(ports)) == 20
+    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(port < first_ephemeral for port in ports)
+
+
+def test_taken_ports_are_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_files, "port_is_free", lambda _, port: port % 100 == 7)
+    assert {port % 100 for port in pool_files.free_ports(5)} == {7}
 
 
 def test_tail_shows_the_end_of_a_log(tmp_path: Path) -> None:
