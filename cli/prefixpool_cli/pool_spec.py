@@ -35,7 +35,7 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 0
     dev_mode: bool = False
     enforce_eager: bool = True  # a laptop rather starts soon
-    startup_timeout_s: float = 600.0
+    startup_timeout_s: float = 0.0  # 0: as long as the worker gives its engine, by the size of the weights
     engine_args: str = ""
     worker_args: tuple[str, ...] = ()
     router_args: tuple[str, ...] = ()
@@ -76,13 +76,13 @@ def worker_argv(spec: PoolSpec, name: str, run_dir: Path, key_file: Path, ports:
         "engine-port": ports.engine,
         "agent-port": ports.agent,
         "device": spec.device.value,
-        "startup-timeout-s": spec.startup_timeout_s,
     }
     counts = {
         "block-tokens": spec.block_tokens,
         "device-blocks": spec.device_blocks,
         "kv-cache-bytes": spec.kv_cache_bytes,
         "max-model-len": spec.max_model_len,
+        "startup-timeout-s": spec.startup_timeout_s,
     }
     flags |= {flag: count for flag, count in counts.items() if count}
     flags |= {flag: "true" for flag, on in (("dev-mode", spec.dev_mode), ("enforce-eager", spec.enforce_eager)) if on}

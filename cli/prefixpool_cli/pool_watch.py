@@ -79,9 +79,7 @@ class Watcher:
         self._began = time.monotonic()
 
     async def until_ready(self, http: aiohttp.ClientSession, progress: Progress, timeout_s: float) -> wire.Info:
-        """Raises PoolError with the reason and the end of the log if the engine dies, gives up, or is late."""
-        info = None
-        told = ""
+        """Raises PoolError with the reason and the end of the log if the engine dies, or is late (0: its worker decides)."""
         while True:
             self._raise_if_dead()
             info = await agent_info(http, self._replica, self._key)
@@ -90,9 +88,8 @@ class Watcher:
                 return info
             words, fraction = self._words(info)
             progress(self._stage(words, fraction))
-            told = words
-            if time.monotonic() - self._began > timeout_s:
-                raise self._failure(f"not ready after {timeout_s:.0f} s, last seen: {told}")
+            if 0 < timeout_s < time.monotonic() - self._began:
+                raise self._failure(f"not ready after {timeout_s:.0f} s, last seen: {words}")
             await asyncio.sleep(POLL_S)
 
     def _stage(self, words: str, fraction: float, *, ready: bool = False) -> Stage:
