@@ -169,7 +169,7 @@ def plan(  # noqa: PLR0913  # options of a command
     model: Annotated[str, typer.Argument(help="Catalogue name, folder of the model, or its config.json.")],
     accelerator: Annotated[
         list[str] | None,
-        typer.Option("--accelerator", "-a", help="Device, such as l4 or h100; repeat to compare.", show_default=False),
+        typer.Option("--accelerator", "-a", help="Device; repeat to compare. A wrong name lists all.", show_default="h100"),
     ] = None,
     tensor_parallel: Annotated[int, typer.Option(help="Devices that share each layer.", min=1)] = 1,
     pipeline_parallel: Annotated[int, typer.Option(help="Devices that share the layers out.", min=1)] = 1,

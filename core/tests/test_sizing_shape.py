@@ -37,6 +37,18 @@ def test_without_kv_heads_there_are_as_many_as_heads() -> None:
     assert shape.parse({**BASE, "num_key_value_heads": None}).kv[0].heads == 16
 
 
+def test_gemma_shares_its_embeddings_even_where_its_config_does_not_say_so() -> None:
+    unsaid = shape.parse({**BASE, "model_type": "gemma3_text", "head_dim": 64})
+    assert unsaid.parameters.embeddings == 1
+    assert (
+        shape.parse(
+            {**BASE, "model_type": "gemma3_text", "head_dim": 64, "tie_word_embeddings": False}
+        ).parameters.embeddings
+        == 2
+    )
+    assert shape.parse(BASE).parameters.embeddings == 2
+
+
 def test_a_head_size_of_its_own_wins_over_width_by_heads() -> None:
     assert shape.parse({**BASE, "head_dim": 128}).kv[0].values == 256
 

@@ -95,13 +95,23 @@ def count(config: Config) -> Parameters:
     dense_size = int(config.get("intermediate_size_mlp") or config["intermediate_size"])
     return Parameters(
         embedding=int(config["vocab_size"]) * width,
-        embeddings=1 if config.get("tie_word_embeddings") else 2,
+        embeddings=1 if _tied(config) else 2,
         attention=attention * (layers - linear_layers) + _linear_attention(config, width) * linear_layers,
         dense=(layers - moe.layers) * _matrices(config) * width * dense_size + moe.layers * moe.shared,
         experts=moe.layers * moe.experts,
         active_experts=moe.layers * moe.active,
         down=down * layers,
         small=width + layers * _norms(config, width) + moe.layers * moe.router,
+    )
+
+
+def _tied(config: Config) -> bool:
+    """Whether input and output share their table; families that leave it unsaid share it or not by their own default."""
+    shared = config.get("tie_word_embeddings")
+    return (
+        str(config.get("model_type")).startswith(("gemma", "cohere", "gpt_bigcode", "falcon"))
+        if shared is None
+        else bool(shared)
     )
 
 
