@@ -31,6 +31,7 @@ class Engine:
         self.chunks: list[bytes] = [b'{"ok":true}']
         self.hold: asyncio.Event | None = None
         self.error: Exception | None = None
+        self.answers_nobody = False  # writes an answer also when the client has left
         self.entered = asyncio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -63,7 +64,7 @@ class Engine:
         done, pending = await asyncio.wait({held, gone}, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
             task.cancel()
-        if gone in done:
+        if gone in done and not self.answers_nobody:
             raise asyncio.CancelledError
 
 
@@ -269,6 +270,15 @@ async def test_client_that_leaves_ends_as_aborted(world: World) -> None:
     (end,) = world.of(note.End)
     assert (end.aborted, end.status) == (True, 0)
     assert world.state.inflight() == 0
+
+
+async def test_null_that_vllm_writes_when_the_client_has_left_is_no_answer(world: World) -> None:
+    world.engine.hold, world.engine.answers_nobody, world.engine.chunks = asyncio.Event(), True, [b"null"]
+    client = Client([b"{}"])
+    client.gone.set()
+    await world.gate(scope(CHAT), client.receive, client.send)
+    (end,) = world.of(note.End)
+    assert (end.aborted, end.status, end.body, end.first_s) == (True, 0, b"", 0)
 
 
 async def test_client_that_leaves_before_its_body_is_complete_never_arrives(world: World) -> None:

@@ -165,7 +165,7 @@ class Gate:
             await self._app(inner, reply.receive, reply.send)
         except asyncio.CancelledError:
             if reply is not None:
-                reply.disconnected = True
+                reply.client_left()
             raise
         finally:
             slot.leave()

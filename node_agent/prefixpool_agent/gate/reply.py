@@ -71,12 +71,21 @@ class Reply:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
         message = await self._receive()
-        if message["type"] == "http.disconnect" and not self.complete:
-            self.disconnected = True
+        if message["type"] == "http.disconnect":
+            self.client_left()
         return message
+
+    def client_left(self) -> None:
+        """What is written from now on reaches nobody, and is no answer: vLLM writes `null` with status 200 then."""
+        self.disconnected = self.disconnected or not self.complete
 
     async def send(self, message: Message) -> None:
         """What the application writes."""
+        if not self.disconnected:
+            self._follow(message)
+        await self._send(message)
+
+    def _follow(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
         elif message["type"] == "http.response.body":
@@ -84,7 +93,6 @@ class Reply:
             if chunk:
                 self._remember(chunk)
             self.complete = not message.get("more_body", False)
-        await self._send(message)
 
     def end(self) -> note.End:
         """The note about it; frees what was held."""
@@ -97,7 +105,7 @@ class Reply:
             status=self.status,
             body=body,
             cut=self.cut,
-            aborted=not self.complete and self.disconnected,
+            aborted=self.disconnected,
         )
 
     def _remember(self, chunk: bytes) -> None:
