@@ -16,7 +16,7 @@ from prefixpool_testing.engine_worker import OPTIONS, EngineWorker, KvListener, 
 @pytest.fixture(scope="module")
 def engine_worker() -> Iterator[EngineWorker]:
     with TemporaryDirectory(prefix="pp") as folder:
-        worker = EngineWorker(Path(folder), MODEL, *OPTIONS, "--engine", "sim", "--engine-args", "--time-scale 0.1")
+        worker = EngineWorker(Path(folder), MODEL, *OPTIONS, "--engine", "sim", "--engine-args", "--time-scale 0.2")
         worker.start()
         try:
             yield worker

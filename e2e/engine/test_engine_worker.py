@@ -76,7 +76,7 @@ def test_fence_refuses_new_requests_and_lets_running_ones_end(engine_worker: Eng
 
 
 def test_bound_is_kept(engine_worker: EngineWorker) -> None:
-    streams = [open_stream(engine_worker, 3000) for _ in range(4)]
+    streams = [open_stream(engine_worker, 1500) for _ in range(4)]
     try:
         wait_inflight(engine_worker, 4)
         refused = chat(engine_worker, "hello")

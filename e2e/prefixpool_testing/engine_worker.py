@@ -23,13 +23,16 @@ import zmq
 from prefixpool import names, note
 from prefixpool_agent import shm, worker
 from prefixpool_agent.supervisor.plan import Plan
+from prefixpool_cli.pool_files import free_ports
 
 KEY: Final = "engine-key-of-the-tests"
 # Small, so that eviction and the bound are easy to reach; `dev_mode` for /reset_prefix_cache.
-DEVICE_BLOCKS: Final = 161
+DEVICE_BLOCKS: Final = 97
+MAX_MODEL_LEN: Final = 2048
 OPTIONS: Final = (
     *("--device", "cpu", "--enforce-eager", "true", "--dev-mode", "true", "--served-model-name", "contract"),
-    *("--block-tokens", "32", "--device-blocks", str(DEVICE_BLOCKS), "--max-model-len", "4096", "--max-inflight", "4"),
+    *("--block-tokens", "32", "--device-blocks", str(DEVICE_BLOCKS)),
+    *("--max-model-len", str(MAX_MODEL_LEN), "--max-inflight", "4"),
 )
 T = TypeVar("T")
 _POLL_S: Final = 0.05
@@ -146,11 +149,11 @@ class EngineWorker:
 
     def __init__(self, run_dir: Path, model: str, *options: str) -> None:
         self.run_dir = run_dir
-        self.port = free_port()
+        self.port, agent_port = free_ports(2)
         key = run_dir / "key"
         key.write_text(KEY + "\n")
         flags = ["--replica", "test-0", "--run-dir", str(run_dir), "--model", model, "--engine-key-file", str(key)]
-        flags += ["--engine-port", str(self.port), "--agent-port", str(free_port()), *options]
+        flags += ["--engine-port", str(self.port), "--agent-port", str(agent_port), *options]
         settings = worker.read_settings(flags, dict(os.environ))
         self.plan = worker.worker_plan(settings, worker.look_at_host(settings.model))
 
@@ -244,10 +247,3 @@ class Answer(msgspec.Struct, frozen=True):
 
     def json(self) -> Any:
         return json.loads(self.body)
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

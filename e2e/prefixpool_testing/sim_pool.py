@@ -64,25 +64,26 @@ class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimPool:
-    """A running pool. `client` speaks as scope alpha, `other` as beta."""
+    """A running pool, of sims unless its spec says otherwise. `client` speaks as scope alpha, `other` as beta."""
 
     def __init__(self, local: LocalPool, http: aiohttp.ClientSession, folder: Path) -> None:
         self.local = local
         self.http = http
         self._folder = folder
+        self._model = local.spec.model_name
         self.client = self.client_of("alpha")
         self.other = self.client_of("beta")
 
     def client_of(self, scope: str, router: int = 0) -> PoolClient:
-        return PoolClient(self.http, self.local.routers[router].url, KEYS[scope], MODEL)
+        return PoolClient(self.http, self.local.routers[router].url, KEYS[scope], self._model)
 
     def engine(self, name: str) -> PoolClient:
         """One engine itself, with the pool's key."""
-        return PoolClient(self.http, self.local.replicas[name].engine_url, self.local.engine_key, MODEL)
+        return PoolClient(self.http, self.local.replicas[name].engine_url, self.local.engine_key, self._model)
 
     def agent(self, name: str) -> PoolClient:
         """One agent, with the pool's key."""
-        return PoolClient(self.http, self.local.replicas[name].agent_url, self.local.engine_key, MODEL)
+        return PoolClient(self.http, self.local.replicas[name].agent_url, self.local.engine_key, self._model)
 
     @property
     def names(self) -> list[str]:
@@ -148,14 +149,14 @@ class SimPool:
             return ()
         return (*(info.boundaries for info in infos), *heard, *(view.boundaries for view in views))
 
-    async def usable(self, *replicas: str) -> None:
+    async def usable(self, *replicas: str, within_s: float = PATIENCE_S) -> None:
         """Until all routers send requests to these replicas (default: to all), and know their caches precisely."""
 
         async def check() -> bool:
             views = [view for name in replicas or self.names for view in await self.views(name)]
             return bool(views) and all(view.usable and view.account == "whole" for view in views)
 
-        await eventually(check, what=f"{replicas or self.names} usable")
+        await eventually(check, within_s=within_s, what=f"{replicas or self.names} usable")
 
     async def in_flight(self, name: str, requests: int) -> None:
         """Until all routers know that so many requests are in a replica."""
@@ -182,11 +183,9 @@ class SimPool:
         return _read_logs(self.local.root)
 
 
-@asynccontextmanager
-async def started(options: PoolOptions, folder: Path) -> AsyncIterator[SimPool]:
-    """`folder` gets the key files, and the logs when the pool stops."""
-    flags = _key_files(folder)
-    spec = PoolSpec(
+def sim_spec(options: PoolOptions) -> PoolSpec:
+    """A pool of sims."""
+    return PoolSpec(
         model=MODEL,
         engine=EngineKind.SIM,
         replicas=options.replicas,
@@ -195,10 +194,23 @@ async def started(options: PoolOptions, folder: Path) -> AsyncIterator[SimPool]:
         device_blocks=options.device_blocks,
         dev_mode=True,
         engine_args=f"--time-scale {options.time_scale} --adapters {ADAPTER} {options.engine_args}",
-        router_args=(*flags, *options.router_args),
+        router_args=options.router_args,
         worker_args=options.worker_args,
-        keep_logs=str(folder / "logs"),
     )
+
+
+@asynccontextmanager
+async def started(options: PoolOptions, folder: Path) -> AsyncIterator[SimPool]:
+    """`folder` gets the key files, and the logs when the pool stops."""
+    async with running(sim_spec(options), folder) as pool:
+        yield pool
+
+
+@asynccontextmanager
+async def running(spec: PoolSpec, folder: Path) -> AsyncIterator[SimPool]:
+    """A pool of any engines, with the scopes of the tests."""
+    flags = (*_key_files(folder), *spec.router_args)
+    spec = msgspec.structs.replace(spec, router_args=flags, keep_logs=str(folder / "logs"))
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http, LocalPool(spec) as local:
         try:
             await local.start()

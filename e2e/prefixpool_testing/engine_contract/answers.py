@@ -18,7 +18,7 @@ from prefixpool_testing.engine_contract.asks import (
     text,
     tokens_of,
 )
-from prefixpool_testing.engine_worker import EngineWorker
+from prefixpool_testing.engine_worker import MAX_MODEL_LEN, EngineWorker
 from prefixpool_testing.pool_client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Reply
 
 every_api = pytest.mark.parametrize("path", APIS)
@@ -30,7 +30,7 @@ class AnswerContract:
     def test_health_models_and_version(self, engine_worker: EngineWorker) -> None:
         assert engine_worker.get("/health").status == 200
         (model,) = engine_worker.get("/v1/models").json()["data"]
-        assert (model["id"], model["max_model_len"]) == (MODEL, 4096)
+        assert (model["id"], model["max_model_len"]) == (MODEL, MAX_MODEL_LEN)
         assert engine_worker.get("/version").json()["version"]
 
     @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -106,9 +106,9 @@ class AnswerContract:
 
     @every_api
     def test_prompt_that_is_too_long_is_400(self, engine_worker: EngineWorker, path: str) -> None:
-        answer = engine_worker.post(path, body_of(path, text("too long", 4096)))
+        answer = engine_worker.post(path, body_of(path, text("too long", MAX_MODEL_LEN)))
         assert answer.status == 400
-        assert "4096" in answer.json()["error"]["message"]
+        assert str(MAX_MODEL_LEN) in answer.json()["error"]["message"]
 
     @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff\xfe{", b"[" * 20_000, b'{"model":1}'])
     def test_malformed_request_is_a_client_error(self, engine_worker: EngineWorker, body: bytes) -> None:

@@ -12,8 +12,10 @@ import pytest
 from prefixpool_agent.engines.metrics import CacheConfig
 from prefixpool_testing.engine_contract.asks import (
     APIS,
+    MODEL,
     ask,
     body_of,
+    exactly,
     load_of,
     quiet,
     text,
@@ -23,7 +25,7 @@ from prefixpool_testing.engine_worker import DEVICE_BLOCKS, KEY, EngineWorker
 from prefixpool_testing.pool_client import COMPLETIONS, Body
 
 ABORTED_S = 5.0  # promised within a second; a loaded machine is slower, the reply that is not written is much longer
-ENDLESS = 3000  # tokens
+ENDLESS = 1500  # tokens
 
 
 class LimitContract:
@@ -63,8 +65,9 @@ class LimitContract:
         self, engine_worker: EngineWorker
     ) -> None:
         until_load(engine_worker, quiet)
+        prompt = exactly(engine_worker, "left while it is read", 1500)
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 500, "ignore_eos": True}
         since = len(engine_worker.notes.notes)
-        body = body_of(COMPLETIONS, text("left while it is read", 1500), tokens=1000, ignore_eos=True)
         with sent(engine_worker, COMPLETIONS, body):
             engine_worker.notes.wait(lambda seen: len(seen) > since)
         until_load(engine_worker, quiet, ABORTED_S)
