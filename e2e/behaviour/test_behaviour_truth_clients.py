@@ -11,10 +11,11 @@ from yarl import URL
 
 from prefixpool_agent.gate.paths import classify
 from prefixpool_testing.pool_client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Body, chat
-from prefixpool_testing.sim_pool import KEYS, SimPool, salt_of, text
+from prefixpool_testing.sim_pool import KEYS, PoolOptions, SimPool, salt_of, text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+POOL = PoolOptions(routers=2)
 BLOCK = 32
 APIS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
 
@@ -34,7 +35,7 @@ def body_of(path: str, said: str, **more: Any) -> Body:
 @pytest.mark.parametrize("path", APIS)
 async def test_tenants_do_not_find_each_others_prompts__peers_81(pool: SimPool, path: str) -> None:
     body = body_of(path, text(f"{path} of two tenants"))
-    first = await pool.client.post(path, body)
+    first = await pool.elsewhere.post(path, body)
     await pool.settled()
     other = await pool.other.post(path, body)
     await pool.settled()
@@ -49,7 +50,7 @@ async def test_tenants_do_not_find_each_others_prompts__peers_81(pool: SimPool, 
 @pytest.mark.parametrize("path", APIS)
 async def test_salt_of_another_tenant_is_no_way_in__peers_81(pool: SimPool, path: str) -> None:
     body = body_of(path, text(f"{path} with a forged salt"))
-    await pool.client.post(path, body)
+    await pool.elsewhere.post(path, body)
     await pool.settled()
     forged = await pool.other.post(path, {**body, "cache_salt": salt_of("alpha")})
     assert (forged.status, forged.cached, forged.predicted) == (200, 0, 0)
@@ -57,7 +58,7 @@ async def test_salt_of_another_tenant_is_no_way_in__peers_81(pool: SimPool, path
 
 async def test_internal_fields_of_clients_do_not_reach_the_engine__peers_81(pool: SimPool) -> None:
     said = text("with internal fields")
-    await pool.client.chat(said)
+    await pool.elsewhere.chat(said)
     await pool.settled()
     inner = {"cache_salt": "mine", "session_id": "mine", "skip_reading_prefix_cache": True, "priority": -5}
     again = await pool.client.chat(said, **inner, kv_transfer_params={"x": 1}, vllm_xargs={"x": "1"})

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from prefixpool_testing.pool_client import COMPLETIONS, system
-from prefixpool_testing.sim_pool import ADAPTER, SimPool, salt_of, text
+from prefixpool_testing.sim_pool import ADAPTER, PoolOptions, SimPool, salt_of, text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+POOL = PoolOptions(routers=2)  # of which one asks first and the other then: it has only the agents' word
 BLOCK = 32
 
 
@@ -23,7 +24,7 @@ def tool(name: str, about: str) -> dict[str, Any]:
 async def test_same_chat_twice_is_prefilled_once__peers_20(pool: SimPool) -> None:
     for i in range(6):
         said = text(f"{i} chat twice")
-        first = await pool.client.chat(said)
+        first = await pool.elsewhere.chat(said)
         await pool.settled()
         second = await pool.client.chat(said)
         assert (first.cached, first.predicted) == (0, 0)
@@ -37,7 +38,7 @@ async def test_chat_goes_on_where_its_history_is__peers_20(pool: SimPool) -> Non
     said = [system(text("instructions of a long chat", 60)), {"role": "user", "content": text("opening", 60)}]
     replica, before = "", 0
     for turn in range(4):
-        reply = await pool.client.chat(*said, max_tokens=40)
+        reply = await (pool.client, pool.elsewhere)[turn % 2].chat(*said, max_tokens=40)
         assert replica in ("", reply.replica), "the conversation moved away from its history"
         assert before - BLOCK <= reply.cached <= before
         assert abs(reply.predicted - reply.cached) <= BLOCK
@@ -48,8 +49,8 @@ async def test_chat_goes_on_where_its_history_is__peers_20(pool: SimPool) -> Non
 
 async def test_middle_of_a_prompt_is_no_prefix__peers_18(pool: SimPool) -> None:
     shared = text("A: the shared middle", 200)
-    await pool.client.chat(system(text("X: first head", 80)), shared)
-    await pool.client.post(COMPLETIONS, {"prompt": text("X: first page", 80) + shared, "max_tokens": 1})
+    await pool.elsewhere.chat(system(text("X: first head", 80)), shared)
+    await pool.elsewhere.post(COMPLETIONS, {"prompt": text("X: first page", 80) + shared, "max_tokens": 1})
     await pool.settled()
     other = await pool.client.chat(system(text("B: second head", 80)), shared)
     page = await pool.client.post(COMPLETIONS, {"prompt": text("B: second page", 80) + shared, "max_tokens": 1})
@@ -62,7 +63,7 @@ async def test_other_tools_are_another_prompt__peers_23(pool: SimPool) -> None:
     said = text("question about tools")
     hammer = [tool("hammer", text("hammer description"))]
     saw = [tool("saw", text("saw description"))]
-    await pool.client.chat(said, tools=hammer)
+    await pool.elsewhere.chat(said, tools=hammer)
     await pool.settled()
     other = await pool.client.chat(said, tools=saw)
     assert other.cached <= BLOCK, "only the template's own first words are the same"
@@ -75,7 +76,7 @@ async def test_other_tools_are_another_prompt__peers_23(pool: SimPool) -> None:
 
 async def test_same_tools_share_a_prefix_whatever_is_asked__peers_23(pool: SimPool) -> None:
     tools = [tool(f"tool{i}", text(f"{i} shared tool", 100)) for i in range(3)]
-    first = await pool.client.chat(text("one question", 20), tools=tools)
+    first = await pool.elsewhere.chat(text("one question", 20), tools=tools)
     await pool.settled()
     second = await pool.client.chat(text("an other question", 20), tools=tools)
     assert second.replica == first.replica
@@ -85,9 +86,9 @@ async def test_same_tools_share_a_prefix_whatever_is_asked__peers_23(pool: SimPo
 
 async def test_adapter_hits_its_own_blocks_and_no_others__peers_17(pool: SimPool) -> None:
     said = text("asked of an adapter")
-    await pool.client.chat(said)
+    await pool.elsewhere.chat(said)
     await pool.settled()
-    first = await pool.client.chat(said, model=ADAPTER)
+    first = await pool.elsewhere.chat(said, model=ADAPTER)
     assert (first.cached, first.predicted) == (0, 0), "the base model's blocks are not the adapter's"
     await pool.settled()
     second = await pool.client.chat(said, model=ADAPTER)

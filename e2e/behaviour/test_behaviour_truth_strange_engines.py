@@ -83,7 +83,7 @@ async def odd(router_log: list[logging.LogRecord]) -> AsyncIterator[dict[str, Od
 async def test_predictions_are_right_whatever_the_hashes_look_like__peers_10(odd: dict[str, Odd], habit: str) -> None:
     pool = odd[habit].pool
     said = text(f"{habit} said twice")
-    first = await pool.client.chat(said)
+    first = await pool.elsewhere.chat(said)
     await pool.settled()
     second = await pool.client.chat(said)
     assert (first.cached, first.predicted) == (0, 0)
@@ -96,7 +96,7 @@ async def test_evicted_blocks_with_byte_hashes_are_forgotten__peers_10(odd: dict
     pool = odd["byte_hashes"].pool
     said = [text(f"{i} to be evicted") for i in range(12)]
     for one in said:
-        await pool.client.chat(one)
+        await pool.elsewhere.chat(one)
     await pool.settled()
     newest = await pool.client.chat(said[-1])
     oldest = await pool.client.chat(said[0])
@@ -109,7 +109,7 @@ async def test_placeholders_keep_the_host_tier_true__peers_11(odd: dict[str, Odd
     pool = odd["placeholders"].pool
     said = [text(f"{i} to sink to the host") for i in range(24)]
     for one in said:
-        await pool.client.chat(one)
+        await pool.elsewhere.chat(one)
     await pool.settled()
     sunk = await pool.client.chat(said[12])
     (seen,) = pool.explain(sunk.request_id).candidates

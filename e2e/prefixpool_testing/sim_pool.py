@@ -64,7 +64,10 @@ class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimPool:
-    """A running pool, of sims unless its spec says otherwise. `client` speaks as scope alpha, `other` as beta."""
+    """A running pool, of sims unless its spec says otherwise. `client` speaks as scope alpha, `other` as beta.
+
+    Both with the first router. `elsewhere` is alpha at the last one: the first knows of its requests from agents only.
+    """
 
     def __init__(self, local: LocalPool, http: aiohttp.ClientSession, folder: Path) -> None:
         self.local = local
@@ -73,6 +76,7 @@ class SimPool:
         self._model = local.spec.model_name
         self.client = self.client_of("alpha")
         self.other = self.client_of("beta")
+        self.elsewhere = self.client_of("alpha", router=-1)
 
     def client_of(self, scope: str, router: int = 0) -> PoolClient:
         return PoolClient(self.http, self.local.routers[router].url, KEYS[scope], self._model)

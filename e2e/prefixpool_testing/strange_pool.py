@@ -36,10 +36,14 @@ STOP_S: Final = 15.0
 
 
 class StrangePool:
-    """Running. `client` goes through the router."""
+    """Running. `client` goes through the router, `elsewhere` through another: of its requests only the agent tells."""
 
-    def __init__(self, router: Router, http: aiohttp.ClientSession, agent_url: str, key: str, logs: Path) -> None:
-        self.client = PoolClient(http, f"http://127.0.0.1:{router.edge.port}", "", MODEL)
+    def __init__(
+        self, router: Router, other: Router, http: aiohttp.ClientSession, agent_url: str, key: str, logs: Path
+    ) -> None:
+        self.client, self.elsewhere = (
+            PoolClient(http, f"http://127.0.0.1:{one.edge.port}", "", MODEL) for one in (router, other)
+        )
         self._router = router
         self._http = http
         self._agent = PoolClient(http, agent_url, key, MODEL)
@@ -103,9 +107,9 @@ async def strange_pool(habit: str, *engine_flags: str, blocks: int = 400) -> Asy
                 admin_port=0,
                 drain_accept_s=0,
             )
-            async with aiohttp.ClientSession() as http, router_here(settings) as router:
-                await eventually(lambda: _known(router), within_s=30, what="the router knows the replica")
-                yield StrangePool(router, http, agent, key, plan.run_dir)
+            async with aiohttp.ClientSession() as http, router_here(settings) as router, router_here(settings) as other:
+                await eventually(lambda: _known(router, other), within_s=30, what="both routers know the replica")
+                yield StrangePool(router, other, http, agent, key, plan.run_dir)
         except AssertionError as error:
             for log in sorted(root.rglob("*.log")):
                 error.add_note(f"{log.name}: {pool_files.tail(log)}")
@@ -138,5 +142,6 @@ def _supervisor(plan: Plan) -> list[str]:
     return [sys.executable, "-m", "prefixpool_agent.supervisor", str(path)]
 
 
-async def _known(router: Router) -> bool:
-    return [view.usable and view.account == "whole" for view in router.report().replicas] == [True]
+async def _known(*routers: Router) -> bool:
+    views = [view for router in routers for view in router.report().replicas]
+    return len(views) == len(routers) and all(view.usable and view.account == "whole" for view in views)
