@@ -49,6 +49,9 @@ test: .venv/.ready ## unit and component tests, on the sim engine
 test-engine: setup-engine ## the same promises on real vLLM
 	@MODEL=$(MODEL) .venv-engine/bin/pytest -q -m engine e2e/engine
 
+soak: .venv/.ready ## behaviour over minutes: deaths at any moment, aborts, memory (SOAK_S=300 seconds each, SOAK_SEED=1)
+	@.venv/bin/pytest -q -s e2e/soak
+
 demo: ## the main job on real vLLM: five policies, one workload (ENGINE=sim: in a minute)
 ifeq ($(ENGINE),sim)
 	@$(MAKE) -s .venv/.ready
@@ -75,4 +78,4 @@ bench: .venv/.ready setup-engine ## figures: decision, memory, agents, router be
 clean: ## remove environments and build outputs of this checkout
 	@rm -rf .venv .venv-engine build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup setup-engine model check test test-engine demo docs bench clean
+.PHONY: help setup setup-engine model check test test-engine soak demo docs bench clean
