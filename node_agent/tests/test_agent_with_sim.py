@@ -273,6 +273,7 @@ async def test_killed_engine_is_unknown_at_once_and_known_again_under_a_new_epoc
 async def test_drain_lets_the_stream_end_refuses_new_ones_and_stops_the_engine(
     http: aiohttp.ClientSession, replica: Replica, router: Router
 ) -> None:
+    await eventually(lambda: router.load is not None and router.load.inflight == 0)  # what earlier tests asked has ended
     running = asyncio.create_task(ask(http, replica, chat("long", max_tokens=300)))
     await eventually(lambda: router.load is not None and router.load.inflight == 1)
     async with http.post(replica.agent + "/drain", json={"timeout_s": 60}) as answer:
