@@ -21,7 +21,7 @@ def cases() -> Iterator[Any]:
             yield pytest.param(model, case, id=f"{model['name']}-{index}-{case['kv_dtype']}")
 
 
-@pytest.mark.parametrize(("model", "case"), cases())
+@pytest.mark.parametrize(("model", "case"), list(cases()))
 def test_blocks_groups_and_tokens_are_what_vllm_plans(model: dict[str, Any], case: dict[str, Any]) -> None:
     told = case["vllm"]
     laid = kv.layout(shape.parse(model["config"]), KvDtype(case["kv_dtype"]), case["block_tokens"])
