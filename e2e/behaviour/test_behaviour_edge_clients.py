@@ -23,7 +23,10 @@ MAX_BODY = 1_000_000
 POOL = PoolOptions(
     replicas=2,
     device_blocks=3000,
-    router_args=(f"--max-body-bytes={MAX_BODY}", "--idle-timeout-s=3", "--body-timeout-s=2", "--write-timeout-s=2"),
+    router_args=(
+        *(f"--max-body-bytes={MAX_BODY}", "--idle-timeout-s=3", "--body-timeout-s=2", "--write-timeout-s=2"),
+        "--explain-last=20000",  # traffic must not push out the decisions that a test waits for
+    ),
 )
 CROWD = 10  # of each kind
 GROWTH_BYTES = 96 << 20  # of the router's memory: the crowd sends and asks for far more
