@@ -30,6 +30,7 @@ from prefixpool_cli.pool_spec import PoolSpec
 
 INTERRUPTED: Final = 130
 WIDTH_WITHOUT_TERMINAL: Final = 140
+MOST_GIB: Final = 1 << 30  # an EiB: more is a slip of the finger, or not a number
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -63,15 +64,15 @@ def up(  # noqa: PLR0913  # options of a command
     ] = "",
     replicas: Annotated[int, typer.Option(help="Engines to start.", min=1, max=64)] = 2,
     engine: Annotated[EngineKind, typer.Option(help="`vllm`, or `sim`: no model, no accelerator.")] = EngineKind.VLLM,
-    port: Annotated[int, typer.Option(help="Port for clients; 0 for any free one.")] = 8000,
-    admin_port: Annotated[int, typer.Option(help="Port of the admin side; 0 for any free one.")] = 8001,
+    port: Annotated[int, typer.Option(help="Port for clients; 0 for any free one.", min=0, max=65535)] = 8000,
+    admin_port: Annotated[int, typer.Option(help="Port of the admin side; 0 for any free one.", min=0, max=65535)] = 8001,
     host: Annotated[str, typer.Option(help="Address for clients; 0.0.0.0 for all of this machine's.")] = "127.0.0.1",
     routers: Annotated[int, typer.Option(help="Router programs, each on a port of its own.", min=1, max=16)] = 1,
     workers: Annotated[int, typer.Option(help="Processes of each router.", min=1, max=64)] = 1,
     policy: Annotated[str, typer.Option(help="prefix, chwbl, least_load, round_robin, random or session.")] = "prefix",
     device: Annotated[str, typer.Option(help="What vLLM computes on: auto, cpu or cuda.")] = "auto",
     cache_gib: Annotated[
-        float, typer.Option(help="KV cache of each replica in GiB; 0: 1 GiB on cpu, by memory on cuda.")
+        float, typer.Option(help="KV cache of each replica in GiB; 0: 1 GiB on cpu, by memory on cuda.", min=0, max=MOST_GIB)
     ] = 0,
     max_model_len: Annotated[int, typer.Option(help="Longest prompt plus answer in tokens; 0: what the model says.")] = 0,
     engine_args: Annotated[str, typer.Option(help="More engine arguments, quoted as in a shell.")] = "",
@@ -85,6 +86,8 @@ def up(  # noqa: PLR0913  # options of a command
     console = _console()
     if engine is EngineKind.VLLM and not model:
         raise typer.BadParameter("a model folder is needed for --engine vllm", param_hint="MODEL")
+    with _reported(console):
+        chosen = preflight.find_device(device)
     spec = PoolSpec(
         model=_folder(model) or "sim",
         engine=engine,
@@ -95,7 +98,7 @@ def up(  # noqa: PLR0913  # options of a command
         routers=routers,
         router_workers=workers,
         policy=policy,
-        device=preflight.find_device(device),
+        device=chosen,
         kv_cache_bytes=int(cache_gib * preflight.GIB),
         max_model_len=max_model_len,
         engine_args=engine_args,
@@ -177,8 +180,8 @@ def plan(  # noqa: PLR0913  # options of a command
     tokens_per_session: Annotated[int, typer.Option(help="Budget: length of each session in tokens.", min=0)] = 0,
     resident_tokens: Annotated[int, typer.Option(help="Budget instead: tokens to keep warm in all.", min=0)] = 0,
     tier: Annotated[BudgetTier, typer.Option(help="Where the budget may lie.")] = BudgetTier.DEVICE,
-    host_gib: Annotated[float, typer.Option(help="Host memory for KV, of each replica.", min=0)] = 0,
-    disk_gib: Annotated[float, typer.Option(help="Disk for KV, of each replica.", min=0)] = 0,
+    host_gib: Annotated[float, typer.Option(help="Host memory for KV, of each replica.", min=0, max=MOST_GIB)] = 0,
+    disk_gib: Annotated[float, typer.Option(help="Disk for KV, of each replica.", min=0, max=MOST_GIB)] = 0,
     kv_dtype: Annotated[KvDtype, typer.Option(help="How KV is stored; auto: as the model computes.")] = KvDtype.AUTO,
     max_model_len: Annotated[int, typer.Option(help="Longest prompt plus answer; 0: what the model says.", min=0)] = 0,
     utilisation: Annotated[int, typer.Option(help="Percent of the device's memory that the engine takes.")] = 92,

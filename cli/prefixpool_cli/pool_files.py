@@ -77,13 +77,19 @@ def _port_range(setting: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) 
 
 def port_is_free(host: str, port: int) -> bool:
     """Whether a listener could have the port now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError:
+        return False
     return True
+
+
+def is_local(host: str) -> bool:
+    """Whether a listener could have this address, or the address that this name stands for."""
+    return port_is_free(host, 0)
 
 
 def tail(path: Path, lines: int = 15, limit: int = 32_768) -> str:

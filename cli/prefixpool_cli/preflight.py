@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from prefixpool import policy
 from prefixpool_agent.settings import Device, EngineKind
+from prefixpool_cli import pool_files
 from prefixpool_cli.errors import CliError
-from prefixpool_cli.pool_files import port_is_free
 from prefixpool_cli.pool_spec import PoolSpec
 
 GIB: Final = 1 << 30
@@ -22,7 +23,7 @@ ENGINE_OVERHEAD_BYTES: Final = int(1.3 * GIB)
 
 
 def check(spec: PoolSpec) -> None:
-    """Raises CliError for the first thing that would make the start fail."""
+    """Raises CliError or SettingsError for the first thing that would make the start fail."""
     if spec.engine is EngineKind.VLLM:
         check_vllm()
         check_model(spec.model)
@@ -33,8 +34,20 @@ def check(spec: PoolSpec) -> None:
                 f"{spec.replicas} replicas need a GPU each, {len(spec.gpus)} are here",
                 "use fewer --replicas, or --device cpu",
             )
+    policy.named(spec.policy)
+    check_ports(spec)
+
+
+def check_ports(spec: PoolSpec) -> None:
+    """Raises CliError for an address that is not this machine's, or a port that the router could not have."""
+    if not pool_files.is_local(spec.host):
+        raise CliError(
+            f"{spec.host!r} is no address of this machine", "give one with --host; 0.0.0.0 stands for all of them"
+        )
+    if spec.port and spec.port == spec.admin_port:
+        raise CliError(f"port {spec.port} cannot be both --port and --admin-port", "0 stands for any free one")
     for name, port in (("--port", spec.port), ("--admin-port", spec.admin_port)):
-        if port and not port_is_free(spec.host if name == "--port" else "127.0.0.1", port):
+        if port and not pool_files.port_is_free(spec.host if name == "--port" else "127.0.0.1", port):
             raise CliError(f"port {port} is taken", f"choose another with {name}, or 0 for any free one")
 
 
@@ -93,10 +106,13 @@ def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
 
 
 def find_device(asked: str) -> Device:
-    """`auto`: cuda if this machine has NVIDIA's driver."""
+    """`auto`: cuda if this machine has NVIDIA's driver. Raises CliError for a word that is no device."""
     if asked == "auto":
         return Device.CUDA if shutil.which("nvidia-smi") and Path("/dev/nvidiactl").exists() else Device.CPU
-    return Device(asked)
+    try:
+        return Device(asked)
+    except ValueError:
+        raise CliError(f"no such device: {asked}", f"devices are auto, {', '.join(Device)}") from None
 
 
 def gpus(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:

@@ -55,6 +55,26 @@ def test_an_unknown_arm_is_told_with_those_that_there_are() -> None:
     assert "round_robin, least_load, chwbl, prefix_approximate, prefix" in found.output
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["up", "--engine", "sim", "--port", "99999"],
+        ["up", "--engine", "sim", "--admin-port", "-1"],
+        ["up", "--engine", "sim", "--cache-gib", "nan"],
+        ["up", "--engine", "sim", "--cache-gib", "inf"],
+        ["up", "--engine", "sim", "--device", "gpu"],
+        ["plan", "llama-3.1-8b", "--host-gib", "1e300"],
+        ["plan", "llama-3.1-8b", "--disk-gib", "nan"],
+        ["demo", "--engine", "sim", "--out", "/proc/nowhere"],
+    ],
+)
+def test_arguments_out_of_range_showed_a_traceback(arguments: list[str]) -> None:
+    found = RUN.invoke(main.app, arguments)
+    assert found.exit_code in (1, 2)
+    assert isinstance(found.exception, SystemExit)
+    assert "rror" in found.output
+
+
 def test_explain_without_a_router_says_where_it_looked() -> None:
     found = RUN.invoke(main.app, ["explain", "--admin", "http://127.0.0.1:9"])
     assert found.exit_code == 1

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from prefixpool.errors import SettingsError
 from prefixpool_agent.settings import Device, EngineKind
 from prefixpool_cli import pool_files, preflight
 from prefixpool_cli.errors import CliError, PoolError
@@ -125,6 +126,30 @@ def test_a_taken_port_is_told_before_anything_starts() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(CliError, match=f"port {port} is taken"):
             preflight.check(msgspec.structs.replace(SPEC, port=port))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"host": "192.0.2.1"}, "is no address of this machine"),
+        ({"port": 18_055, "admin_port": 18_055}, "cannot be both"),
+        ({"policy": "psychic"}, "accepted: prefix"),
+    ],
+)
+def test_engines_were_loaded_before_the_router_refused_its_arguments(change: dict[str, object], message: str) -> None:
+    with pytest.raises((CliError, SettingsError), match=message):
+        preflight.check(msgspec.structs.replace(SPEC, **change))
+
+
+def test_a_free_port_of_an_ipv6_address_was_told_to_be_taken() -> None:
+    if not socket.has_ipv6 or not pool_files.is_local("::1"):
+        pytest.skip("no IPv6 here")
+    with socket.socket(socket.AF_INET6) as taken:
+        taken.bind(("::1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert not pool_files.port_is_free("::1", port)
+    assert pool_files.port_is_free("::1", port)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,12 @@ def pool_spec(engine: EngineKind, model: str, replicas: int, blocks: int, out: P
 def prepare(spec: PoolSpec, out: Path) -> None:
     """Raises CliError for what would make the demo fail later."""
     preflight.check(spec)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CliError(
+            f"the report cannot be written to {out}: {error.strerror}", "choose another folder with --out"
+        ) from error
 
 
 async def run(spec: PoolSpec, plan: show.Plan, out: Path, console: Console) -> bool:
