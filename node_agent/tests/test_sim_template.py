@@ -69,6 +69,7 @@ def test_continuing_the_last_message_leaves_it_open() -> None:
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},
         {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
         {"role": "assistant", "tool_calls": ["f"]},
+        {"role": "assistant", "tool_calls": 5},  # was answered with 500
     ],
 )
 def test_what_cannot_be_rendered(message: dict[str, Any]) -> None:

@@ -58,6 +58,8 @@ class ChatTemplate:
     def _body(self, message: Mapping[str, Any]) -> str:
         text = content_text(message.get("content"))
         calls = message.get("tool_calls") or () if self.renders_tools else ()
+        if not isinstance(calls, (list, tuple)):
+            raise TemplateError("tool calls must be a list")
         return "\n".join([*([text] if text or not calls else []), *map(_call_text, calls)])
 
 
