@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from prefixpool_agent.engines.metrics import EngineLoad, parse_load
+from prefixpool_agent.engines.metrics import parse_load
 from prefixpool_cli.pool_spec import PoolSpec
 from prefixpool_testing.eventually import eventually
 from prefixpool_testing.pool_client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Body, Reply, chat
@@ -51,7 +51,6 @@ def assert_right(reply: Reply) -> None:
 
 
 async def test_same_chat_twice_is_prefilled_once__peers_20(pool: SimPool) -> None:
-    placed = set()
     for i in range(4):
         said = text(f"{i} chat twice")
         first = await pool.client.chat(said)
@@ -62,19 +61,17 @@ async def test_same_chat_twice_is_prefilled_once__peers_20(pool: SimPool) -> Non
         assert second.cached == (second.prompt - 1) // BLOCK * BLOCK
         assert_right(first)
         assert_right(second)
-        placed.add(first.replica)
-    assert placed == set(pool.names), "without load both get new texts"
 
 
 async def test_chat_goes_on_where_its_history_is__peers_20(pool: SimPool) -> None:
     said: list[Any] = [text("opening of a long chat", 100)]
-    replica, before = "", BLOCK
+    replica, before, written = "", 0, BLOCK  # the template's own first words may be known
     for turn in range(4):
-        reply = await pool.client.chat(*said, max_tokens=40, min_tokens=40)
+        reply = await pool.client.chat(*said, max_tokens=40)
         assert replica in ("", reply.replica), "the conversation moved away from its history"
-        assert before - 2 * BLOCK <= reply.cached <= before
+        assert before - BLOCK <= reply.cached <= before + written
         assert_right(reply)
-        replica, before = reply.replica, reply.prompt + 40
+        replica, before, written = reply.replica, reply.prompt, reply.json()["usage"]["completion_tokens"]
         said += [{"role": "assistant", "content": reply.text}, text(f"turn {turn}", 20)]
         await pool.settled()
 
@@ -122,24 +119,24 @@ async def test_client_that_leaves_before_the_first_token_frees_the_engine__peers
     await pool.settled()
     said = text(f"left during prefill {streams}", 1600)
     asking = asyncio.create_task(pool.client.post(CHAT, chat(said, max_tokens=800, min_tokens=800, stream=streams)))
-    await eventually(lambda: under_way(pool), what="the request is in an engine")
+    await eventually(lambda: inside(pool, 1), what="the request is in an engine")
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
+    await eventually(lambda: inside(pool, 0), within_s=ABORTED_S, what="no gate counts it")
+    for name in pool.names:  # an engine that computes something tells new figures
+        await pool.engine(name).chat("hello", max_tokens=1)
     await eventually(lambda: at_rest(pool), within_s=ABORTED_S, what="no engine works on it")
     await pool.settled()  # nor do agents and routers count it
-    assert (await pool.client.chat("hello")).status == 200
 
 
-async def loads(pool: SimPool) -> list[EngineLoad]:
-    return [parse_load((await pool.engine(name).get("/metrics")).body.decode()) for name in pool.names]
-
-
-async def under_way(pool: SimPool) -> bool:
-    return any(load.running or load.waiting for load in await loads(pool))
+async def inside(pool: SimPool, requests: int) -> bool:
+    """So many are in engines, by their gates."""
+    return sum([(await pool.info(name)).inflight for name in pool.names]) == requests
 
 
 async def at_rest(pool: SimPool) -> bool:
-    return not await under_way(pool)
+    loads = [parse_load((await pool.engine(name).get("/metrics")).body.decode()) for name in pool.names]
+    return not any(load.running or load.waiting for load in loads)
 
 
 # -- deaths, the longest last
@@ -158,10 +155,10 @@ async def asked_all_the_time(pool: SimPool, said: Sequence[str]) -> AsyncIterato
             turn += 1
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(ask(first)) for first in range(2)]
+        for first in range(2):
+            group.create_task(ask(first))
         yield replies
         stopped.set()
-    assert all(task.done() for task in tasks)
 
 
 async def test_killed_agent_costs_no_request_and_knows_again_within_ten_seconds(pool: SimPool) -> None:
@@ -181,7 +178,8 @@ async def test_killed_agent_costs_no_request_and_knows_again_within_ten_seconds(
     assert (stream.done, stream.errors) == (True, [])
     assert {reply.status for reply in replies} == {200}
     for first, repeat in zip(warm, repeats, strict=True):
-        assert (await pool.held(repeat))[first.replica] // BLOCK == (repeat.prompt - 1) // BLOCK
+        held = (await pool.held(repeat))[first.replica]
+        assert abs(held - (repeat.prompt - 1) // BLOCK * BLOCK) <= BLOCK
         assert_right(repeat)
     after = pool.local.replicas[name].supervisor()
     assert after is not None

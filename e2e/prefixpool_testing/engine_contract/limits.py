@@ -70,6 +70,7 @@ class LimitContract:
         since = len(engine_worker.notes.notes)
         with sent(engine_worker, COMPLETIONS, body):
             engine_worker.notes.wait(lambda seen: len(seen) > since)
+        ask(engine_worker, COMPLETIONS, body_of(COMPLETIONS, "hello", tokens=1))  # figures are new after some step
         until_load(engine_worker, quiet, ABORTED_S)
         end = engine_worker.notes.exchange(since)[1]
         assert (end.aborted, end.body) == (True, b"")
