@@ -1,10 +1,11 @@
 """Messages between agent and router (WebSocket `/stream`, MessagePack) and the agent's control answers (JSON).
 
 The router connects, sends `Hello`; the agent answers `Welcome`, then a snapshot (`SnapshotBegin`, any number of `Publish`,
-`SnapshotEnd`), then deltas for as long as the connection lives. An agent that has just been restarted sends its snapshot once
-it has caught up with its engine; until then the router goes on with what it remembers of this replica. Between `SnapshotBegin` and `SnapshotEnd` the router must
-not trust what it holds of this replica ("warming"). A slow router is never left with a hole: when its queue overflows the
-agent drops the queue and starts a new snapshot. `SnapshotBegin` always means: forget everything known of this replica.
+`SnapshotEnd`), then deltas for as long as the connection lives. An agent that has just been restarted sends its snapshot
+once it has caught up with its engine; until then the router goes on with what it remembers of this replica. Between
+`SnapshotBegin` and `SnapshotEnd` the router must not trust what it holds of this replica ("warming"). A slow router is never
+left with a hole: when its queue overflows the agent drops the queue and starts a new snapshot. `SnapshotBegin` always means:
+forget everything known of this replica.
 
 Boundary hashes travel as packed little-endian u64, token depths as packed little-endian u32 (`array('Q')`, `array('I')`
 on little-endian hosts), because a snapshot of 100,000 boundaries is common and must decode in milliseconds.
