@@ -5,6 +5,9 @@ Declared once, because router, gate, agent and charts must agree on them letter 
 
 from typing import Final
 
+# Names of replicas stand in headers, metrics and file names; a router refuses a member whose name is any other.
+REPLICA_NAME: Final = r"\A[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?\Z"
+
 # Response headers of the router.
 H_REPLICA: Final = "x-prefixpool-replica"  # identity of the replica that answered, `<pool>-<ordinal>`
 H_REASON: Final = "x-prefixpool-reason"  # why it was chosen: one word of policy.base.Reason

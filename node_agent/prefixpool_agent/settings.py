@@ -16,6 +16,7 @@ AGENT_PREFIX: Final = "PREFIXPOOL_AGENT"
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
+ReplicaName = Annotated[str, Meta(description="identity of this replica, `<pool>-<ordinal>`", pattern=names.REPLICA_NAME)]
 
 
 class EngineKind(StrEnum):
@@ -44,7 +45,7 @@ class LogLevel(StrEnum):
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One worker: a supervisor, an engine, an agent. Flags behind `--` go to the engine as they are."""
 
-    replica: Annotated[str, Meta(description="identity of this replica, `<pool>-<ordinal>`", min_length=1)]
+    replica: ReplicaName
     run_dir: Annotated[
         str, Meta(description="directory for sockets, state and logs; made with mode 0700; a short path", min_length=1)
     ]
@@ -95,7 +96,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One agent; its sockets and files are those of the run directory (core `names.RUN_*`)."""
 
-    replica: Annotated[str, Meta(description="identity of this replica, `<pool>-<ordinal>`", min_length=1)]
+    replica: ReplicaName
     run_dir: Annotated[str, Meta(description="run directory shared with supervisor and engine", min_length=1)]
     engine_key_file: Annotated[
         str,

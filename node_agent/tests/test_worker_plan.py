@@ -78,3 +78,9 @@ def test_broken_plans_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "worker.json").write_text(text)
     with pytest.raises(PlanError, match=r"worker\.json"):
         read_plan(tmp_path / "worker.json")
+
+
+@pytest.mark.parametrize("name", ["a b", "a/../b", "-a", "a\n", "", "x" * 254])
+def test_a_worker_started_under_a_name_that_every_router_refuses(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SettingsError, match="replica"):
+        worker.read_settings(flags(tmp_path, f"--replica={name}"), {})

@@ -16,10 +16,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from prefixpool import names
 from prefixpool.errors import SettingsError
 
 _log = logging.getLogger(__name__)
-_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+_NAME: Final = re.compile(names.REPLICA_NAME)
 
 
 class MemberState(StrEnum):
