@@ -1,10 +1,11 @@
-"""Running a command so that Ctrl-C and SIGTERM let it clean up."""
+"""Running a command so that Ctrl-C, SIGTERM and a closed terminal let it clean up."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -25,13 +26,15 @@ async def _guarded(main: Coroutine[Any, Any, bool], console: Console) -> bool:
 
     def on_signal() -> None:
         nonlocal interrupted
-        console.print("\nstopping, this takes a few seconds ..." if not interrupted else "still stopping ...")
-        if not interrupted:
-            interrupted = True
-            task.cancel()
+        first, interrupted = not interrupted, True
+        if first:
+            task.cancel()  # before a word of it, because the terminal may be gone
+        with suppress(OSError):
+            console.print("\nstopping, this takes a few seconds ..." if first else "still stopping ...")
 
     loop = asyncio.get_running_loop()
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    signals = _signals()
+    for signum in signals:
         loop.add_signal_handler(signum, on_signal)
     try:
         return await task
@@ -40,5 +43,11 @@ async def _guarded(main: Coroutine[Any, Any, bool], console: Console) -> bool:
             raise CutShortError from None
         raise
     finally:
-        for signum in (signal.SIGINT, signal.SIGTERM):
+        for signum in signals:
             loop.remove_signal_handler(signum)
+
+
+def _signals() -> tuple[signal.Signals, ...]:
+    """Those that end a command. Under nohup a closed terminal does not."""
+    ending = (signal.SIGINT, signal.SIGTERM)
+    return ending if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*ending, signal.SIGHUP)

@@ -1,6 +1,7 @@
 """What a user sees while things go on: stages, bars, restarts, interruptions."""
 
 import asyncio
+import errno
 import io
 import os
 import signal
@@ -76,6 +77,39 @@ async def _until_cancelled(cleaned: list[str]) -> bool:
         await asyncio.sleep(0.01)
         cleaned.append("done")
     return True
+
+
+def test_a_closed_terminal_left_the_run_directory_and_its_key_behind() -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO, "the terminal is gone")
+
+    cleaned: list[str] = []
+
+    async def closed() -> bool:
+        try:
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(60)
+        finally:
+            cleaned.append("yes")
+        return True
+
+    with pytest.raises(interrupt.CutShortError):
+        interrupt.run(closed(), Console(file=Gone()))
+    assert cleaned == ["yes"]
+
+
+def test_under_nohup_a_closed_terminal_ends_nothing() -> None:
+    async def closed() -> bool:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0)
+        return True
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert interrupt.run(closed(), plain())
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_ctrl_c_lets_the_command_clean_up_however_often_it_comes() -> None:
