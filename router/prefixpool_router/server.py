@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http_parser import RawRequestMessage
 
 from prefixpool import names
 from prefixpool.errors import Dialect, RequestError, error_body
@@ -35,11 +36,19 @@ def refusal(error: RequestError, dialect: Dialect, request_id: str) -> web.Respo
 class ClientConnection(web.RequestHandler):
     """One client's connection."""
 
-    __slots__ = ("_unread_s",)
+    __slots__ = ("_garbled", "_unread_s")
 
     def __init__(self, manager: web.Server, *, unread_s: float, **options: Any) -> None:
         super().__init__(manager, **options)
         self._unread_s = unread_s
+        self._garbled = False
+
+    def data_received(self, data: bytes) -> None:
+        """What follows something that is no HTTP is dropped: the parser would make of each piece an error that quotes it."""
+        if self._garbled:
+            return
+        super().data_received(data)
+        self._garbled = bool(self._messages) and not isinstance(self._messages[-1][0], RawRequestMessage)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import time
 from typing import Any
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from prefixpool.names import H_REQUEST_ID
+from prefixpool_router.server import ClientServer
 from prefixpool_testing.backend import Broken, Stream, Then, as_json, event
 from prefixpool_testing.edge import running_edge, until
 
@@ -163,6 +166,21 @@ async def test_what_is_not_http_is_refused_and_not_logged(raw: bytes, caplog: py
         assert answer == b"" or answer.split()[1] in (b"400", b"505")
         assert not edge.dispatcher.dispatches
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
+async def test_what_follows_garbage_is_not_parsed() -> None:
+    """Each piece made an error that quoted all of it: 40 clients with 10 MB of headers held a router up for seconds."""
+
+    async def never(request: web.BaseRequest) -> web.StreamResponse:
+        raise AssertionError("this is no request")
+
+    connection = ClientServer(never, idle_s=1, unread_s=1)()
+    connection.connection_made(Mock(asyncio.Transport, get_extra_info=Mock(return_value=None)))
+    for _ in range(20):
+        connection.data_received(b"x-padding: " + b"a" * 100_000 + b"\r\n")
+    assert len(connection._messages) == 1
+    connection.connection_lost(None)
+    await asyncio.sleep(0)
 
 
 async def test_a_broken_chunk_in_a_request_body_is_a_400() -> None:
