@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -127,12 +128,23 @@ def _check_files(settings: WorkerSettings) -> None:
         raise SettingsError(
             f"--run-dir={settings.run_dir}: too long for unix sockets ({_MAX_SOCKET_PATH} bytes); use a shorter path"
         )
+    if _belongs_to_all(Path(settings.run_dir)):
+        raise SettingsError(f"--run-dir={settings.run_dir}: others keep files there, and it would be closed to them")
     try:
         has_key = bool(Path(settings.engine_key_file).read_bytes().strip())
     except OSError as error:
         raise SettingsError(f"--engine-key-file={settings.engine_key_file}: {error.strerror}") from error
     if not has_key:
         raise SettingsError(f"--engine-key-file={settings.engine_key_file}: the file is empty")
+
+
+def _belongs_to_all(folder: Path) -> bool:
+    """Like /tmp. An empty one may be a mounted volume that is meant for us, and one with a plan was ours before."""
+    try:
+        shared = bool(folder.stat().st_mode & stat.S_IWOTH)
+        return shared and not (folder / PLAN_FILE).exists() and any(folder.iterdir())
+    except OSError:
+        return False  # it does not exist yet, or making it private will say what is wrong with it
 
 
 def _write_plan(plan: Plan) -> Path:

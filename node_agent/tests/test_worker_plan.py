@@ -84,3 +84,34 @@ def test_broken_plans_are_refused(tmp_path: Path, text: str) -> None:
 def test_a_worker_started_under_a_name_that_every_router_refuses(tmp_path: Path, name: str) -> None:
     with pytest.raises(SettingsError, match="replica"):
         worker.read_settings(flags(tmp_path, f"--replica={name}"), {})
+
+
+def test_a_run_directory_like_tmp_was_closed_to_everybody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = tmp_path / "r"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "somebody's").touch()
+    monkeypatch.setattr("sys.argv", ["prefixpool-worker", *flags(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        worker.main()
+    assert "others keep files there" in capsys.readouterr().err
+    assert shared.stat().st_mode & 0o7777 == 0o1777
+
+
+@pytest.mark.parametrize("files", [[], ["worker.json", "engine.log"]])
+def test_a_mounted_volume_may_be_the_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str]
+) -> None:
+    volume = tmp_path / "r"
+    volume.mkdir()
+    volume.chmod(0o1777)
+    for file in files:
+        (volume / file).touch()
+    started: list[list[str]] = []
+    monkeypatch.setattr("sys.argv", ["prefixpool-worker", *flags(tmp_path)])
+    monkeypatch.setattr("os.execv", lambda _, argv: started.append(argv))
+    worker.main()
+    assert started[0][-1] == str(volume / "worker.json")
+    assert volume.stat().st_mode & 0o7777 == 0o700
