@@ -42,8 +42,7 @@ async def test_fence_and_its_lifting_under_load_cost_no_request(pool: SimPool) -
 
 
 async def test_drain_of_one_of_three_under_load_costs_no_request(pool: SimPool) -> None:
-    added = await pool.local.add()
-    await pool.usable(added)
+    assert len(pool.names) == 3
     async with traffic(clients_of(pool)) as seen, streams(clients_of(pool), texts("drained"), tokens=TOKENS) as running:
         name = running[0].replica
         await pool.local.remove(name)

@@ -9,14 +9,21 @@ from random import Random
 import aiohttp
 import pytest
 
-from prefixpool_testing.eventually import eventually
+from prefixpool_testing.eventually import PATIENCE_S, eventually
 from prefixpool_testing.pool_client import CHAT, COMPLETIONS, Body, chat
 from prefixpool_testing.sim_pool import PoolOptions, SimPool, text
 from prefixpool_testing.traffic import clients_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-POOL = PoolOptions(replicas=2, routers=2, device_blocks=3000, time_scale=0.05)
+POOL = PoolOptions(
+    replicas=2,
+    routers=2,
+    device_blocks=3000,
+    time_scale=0.05,
+    engine_args="--prefill-s-per-token2 1.4e-5 --max-num-batched-tokens 256",  # long prompts take long, short ones do not
+)
+FREED_S = 10.0
 
 
 async def counts(pool: SimPool) -> Counter[str]:
@@ -33,12 +40,12 @@ async def counts(pool: SimPool) -> Counter[str]:
     return +found
 
 
-async def none_left(pool: SimPool) -> None:
+async def none_left(pool: SimPool, within_s: float = PATIENCE_S) -> None:
     async def check() -> bool:
         return not await counts(pool)
 
     try:
-        await eventually(check, what="nothing under way")
+        await eventually(check, within_s=within_s, what="nothing under way")
     except AssertionError:
         raise AssertionError(f"still counted: {await counts(pool)}") from None
 
@@ -88,7 +95,7 @@ async def test_count_stays_one_for_as_long_as_a_stream_runs__peers_30_34(pool: S
 async def test_client_that_leaves_before_the_first_token_frees_the_engine__peers_40(
     pool: SimPool, path: str, streaming: bool
 ) -> None:
-    said = text(f"left during prefill {path} {streaming}", 3000)  # some 6,000 tokens: most of a second at least
+    said = text(f"left during prefill {path} {streaming}", 3000)  # its prefill takes much longer than `FREED_S`
     body: Body = {"messages": [{"role": "user", "content": said}]} if path == CHAT else {"prompt": said}
     asking = asyncio.create_task(pool.client.post(path, {**body, "max_tokens": 1000, "stream": streaming}))
 
@@ -98,17 +105,17 @@ async def test_client_that_leaves_before_the_first_token_frees_the_engine__peers
     await eventually(under_way, what="the request is in the engine")
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    await none_left(pool)
+    await none_left(pool, FREED_S)
 
 
 async def test_a_thousand_clients_at_once_each_get_their_own_answer(pool: SimPool) -> None:
     asked = [text(f"one of a thousand {number}", 3) for number in range(20)]
-    expected = {said: (await pool.client.chat(said)).text for said in asked}
+    expected = {said: (await pool.client.chat(said, max_tokens=2)).text for said in asked}
     clients = clients_of(pool)
 
     async def ask(number: int) -> bool:
         said = asked[number % len(asked)]
-        return (await clients[number % 2].chat(said)).text == expected[said]
+        return (await clients[number % 2].chat(said, max_tokens=2)).text == expected[said]
 
     answers = await asyncio.gather(*(ask(number) for number in range(1000)))
     assert answers == [True] * 1000

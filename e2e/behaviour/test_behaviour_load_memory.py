@@ -15,9 +15,9 @@ SLACK_BYTES = 32 << 20
 async def test_memory_is_flat_beside_a_hundred_agents__peers_31(tmp_path: Path) -> None:
     """Some seconds of what e2e/soak does for five minutes."""
     async with busy_fleet(tmp_path, AGENTS, "--explain-last=0") as fleet:
-        await fleet.live(2)
+        await fleet.live(1)
         before = fleet.router.rss_bytes
-        await fleet.live(4)
+        await fleet.live(3)
         assert fleet.router.rss_bytes - before < FLAT_BYTES
         report = await fleet.router.report()
         assert len([view for view in report.replicas if view.usable and view.mode == "precise"]) == AGENTS
