@@ -19,6 +19,7 @@ from prefixpool.policy.candidates import Candidate, Candidates
 from prefixpool.wire import Mode
 from prefixpool_router.dispatch_types import Outcome, RoutedRequest
 
+_SHOWN: Final = 256  # characters of a model's name: it is the client's, and as long as a body may be
 _FIELDS: Final = tuple(Candidate.__slots__)
 _numbers = attrgetter(*_FIELDS)
 
@@ -99,7 +100,7 @@ class Decision:
         self.id = identity
         self.request_id = request.request_id
         self.path = request.path
-        self.model = model
+        self.model = model[:_SHOWN]
         self.policy = policy
         self.query = query
         self.choice = choice

@@ -344,6 +344,14 @@ def test_every_policy_can_be_asked_for(policy: str) -> None:
     assert told(pool)[0].policy == policy
 
 
+def test_decisions_that_are_kept_do_not_keep_what_clients_sent() -> None:
+    pool = Pool("a", agents=False)
+    pool.send(chat(LONG, model="m" * 1_000_000)).finish(Outcome(status=404))
+    (kept,) = pool.decisions.latest(1)
+    assert kept.model == "m" * 256
+    assert LONG not in str([getattr(kept, name) for name in kept.__slots__])
+
+
 def test_scopes_do_not_share_predictions() -> None:
     pool = Pool("a")
     pool.send(RoutedRequest(path=PATH, body=chat(LONG).body, scope_salt="one"))
