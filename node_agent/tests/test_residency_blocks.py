@@ -81,7 +81,7 @@ def test_copies_on_the_device_are_counted_below_they_are_sets() -> None:
     _, again = trie.store([1])
     assert again == []
     _, again = trie.store([1])
-    assert again == [1]
+    assert [block.hash for block in again] == [1]
     trie.add_copies(again)
     trie.removed([1], D)
     assert trie.levels() == {1: D}
@@ -100,10 +100,41 @@ def test_a_suspected_copy_that_was_removed_meanwhile_is_not_added(real: bool, re
     trie = Trie()
     trie.store([1])
     trie.store([1], None, "CPU")  # so that the block is not forgotten
-    trie.suspect(trie.store([1])[1])
+    _, again = trie.store([1])
+    trie.suspect(again)
     trie.removed([1] * removals, D)
-    trie.settle([1], real)
+    trie.settle(again, real)
     assert trie.levels()[1] is (D if removals + (not real) < 2 else H)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_copy_that_was_removed_does_not_come_back_when_another_session_suspected_one_too(first: bool) -> None:
+    """After a restart: two had computed a block, a third re-announced it, both copies were removed, then come the notes."""
+    trie = Trie()
+    trie.store([1])
+    trie.store([1], None, "CPU")  # so that the block is not forgotten
+    computed, reused = trie.store([1])[1], trie.store([1])[1]
+    trie.suspect(computed)
+    trie.suspect(reused)
+    trie.removed([1, 1], D)
+    for again, real in sorted([(computed, True), (reused, False)], key=lambda pair: pair[1] is not first):
+        trie.settle(again, real)
+    assert trie.levels() == {1: H}
+
+
+def test_a_copy_of_a_block_that_was_forgotten_is_not_added_when_the_block_is_back() -> None:
+    trie = Trie()
+    trie.store([1])
+    _, before = trie.store([1])
+    trie.suspect(before)
+    trie.removed([1, 1], D)
+    trie.store([1])
+    _, after = trie.store([1])
+    trie.suspect(after)
+    trie.settle(before, real=True)
+    trie.settle(after, real=False)
+    trie.removed([1], D)
+    assert len(trie) == 0
 
 
 def test_parents_may_come_after_their_children() -> None:

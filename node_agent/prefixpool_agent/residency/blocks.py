@@ -97,7 +97,8 @@ class BlockTrie:
         self._watcher = watcher
         self._counts = counts
         self._blocks: dict[int, Block] = {}
-        self._suspected: Counter[int] = Counter()  # copies on the device that may exist, by block
+        self._suspected: Counter[Block] = Counter()  # copies on the device that may exist
+        self._spent: Counter[Block] = Counter()  # of these, removed already: one of them was real, not known which
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -110,7 +111,7 @@ class BlockTrie:
         """Still part of the trie; the root is."""
         return block is self.root or self._blocks.get(block.hash) is block
 
-    def stored(self, event: Stored) -> tuple[Block | None, list[int]]:
+    def stored(self, event: Stored) -> tuple[Block | None, list[Block]]:
         """Apply one event. Returns its last block (None: nothing placed), and which were on the device already.
 
         Whether these have one copy more only the caller can know: `add_copies`, `suspect`, or nothing.
@@ -126,47 +127,57 @@ class BlockTrie:
         if len(event.tokens) != size * len(event.hashes):
             self._counts["odd_block_size"] += 1
             return None, []
-        again: list[int] = []
+        again: list[Block] = []
         parent = self.root if event.parent is None else self._get(event.parent)
         for i, hash_ in enumerate(event.hashes):
             block = self._get(hash_)
             self._place(block, parent, event.tokens[i * size : (i + 1) * size])
             if block.device and event.tier is Tier.DEVICE:
-                again.append(hash_)
+                again.append(block)
             self._own(block, event.tier)
             parent = block
         return parent, again
 
-    def add_copies(self, hashes: Sequence[int]) -> None:
+    def add_copies(self, blocks: Sequence[Block]) -> None:
         """One physical copy more on the device, of each of these."""
-        for hash_ in hashes:
-            if block := self._blocks.get(hash_):
-                block.device += 1
-                self._relevel(block)
+        for block in blocks:
+            block.device += 1
+            self._relevel(block)
 
-    def suspect(self, hashes: Sequence[int]) -> None:
+    def suspect(self, blocks: Sequence[Block]) -> None:
         """Perhaps one copy more of each of these: not counted until `settle` tells, but a removal may mean it."""
-        for hash_ in hashes:
-            self._suspected[hash_] += 1
+        self._suspected.update(blocks)
 
-    def settle(self, hashes: Sequence[int], real: bool) -> None:
-        """What was suspected is a copy, unless it was removed meanwhile, or it never was one."""
-        for hash_ in hashes:
-            if self._unsuspect(hash_) and real:
-                self.add_copies([hash_])
+    def settle(self, blocks: Sequence[Block], real: bool) -> None:
+        """What was suspected is a copy, unless it was removed meanwhile, or it never was one.
 
-    def _unsuspect(self, hash_: int) -> bool:
-        left = self._suspected.pop(hash_, 0)
-        if left > 1:
-            self._suspected[hash_] = left - 1
-        return left > 0
+        A removal says that one of those suspected was real. So it uses up the next that proves real, not one that does not.
+        """
+        for block in blocks:
+            suspected = self._suspected.pop(block, 0)
+            if not suspected:
+                continue  # forgotten since then, or cleared
+            spent = self._spent.pop(block, 0)
+            if suspected > 1:
+                self._suspected[block] = suspected - 1
+            if (left := min(spent - real, suspected - 1)) > 0:
+                self._spent[block] = left
+            if real and not spent:
+                self.add_copies([block])
+
+    def _spend(self, block: Block) -> bool:
+        """A copy was removed that is not counted; False if none is suspected."""
+        unspent = self._spent[block] < self._suspected[block]
+        if unspent:
+            self._spent[block] += 1
+        return unspent
 
     def removed(self, hashes: Sequence[int], tier: Tier) -> None:
         """One copy of each of these is gone."""
         for hash_ in hashes:
             block = self._blocks.get(hash_)
             if block is None or not _has(block, tier):
-                suspected = tier is Tier.DEVICE and self._unsuspect(hash_)
+                suspected = block is not None and tier is Tier.DEVICE and self._spend(block)
                 self._counts["removed_unknown"] += not suspected
                 continue
             if tier is Tier.DEVICE:
@@ -181,6 +192,7 @@ class BlockTrie:
     def cleared(self, external: bool) -> None:
         """The device tier is empty; `external`: lower tiers, too."""
         self._suspected.clear()
+        self._spent.clear()
         for block in self._blocks.values():
             block.device = 0
             if external:
@@ -196,6 +208,7 @@ class BlockTrie:
             self._watcher.dropped(block)
         self._blocks.clear()
         self._suspected.clear()
+        self._spent.clear()
         self.root.first = None
         self._refuse = 0
 
@@ -274,7 +287,8 @@ class BlockTrie:
     def _drop(self, block: Block) -> None:
         self._watcher.dropped(block)
         del self._blocks[block.hash]
-        self._suspected.pop(block.hash, None)
+        self._suspected.pop(block, None)
+        self._spent.pop(block, None)
         if block.next:
             block.next.previous = block.previous
         if block.previous:

@@ -40,7 +40,7 @@ class Session:
         self.comparable = False
         self.predicted: int | None = None
         self.last: Block | None = None  # deepest block that carried its id
-        self.again: list[int] = []  # blocks stored again before we know whether `full`
+        self.again: list[Block] = []  # blocks stored again before we know whether `full`
         self.answer: Answer | None = None  # None: still running
         self.mapped_blocks = 0  # length of the path when last mapped
         self.next_blocks = 0.0  # length at which mapping again pays; infinite once only the end can add something
