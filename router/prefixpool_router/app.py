@@ -20,7 +20,7 @@ from prefixpool_router.credentials import Credentials
 from prefixpool_router.dispatch_types import Dispatcher
 from prefixpool_router.exchange import Arrived
 from prefixpool_router.intake import Intake
-from prefixpool_router.limits import Admission
+from prefixpool_router.limits import Admission, BodyBudget, BodyShare, OverBudgetError
 from prefixpool_router.metrics import EdgeMetrics
 from prefixpool_router.paths import Api, allowed_methods, route
 from prefixpool_router.proxy import Proxy
@@ -50,6 +50,8 @@ class Edge:
         self._admission = Admission(
             limit=settings.max_inflight, queue=settings.max_queued, deadline_s=settings.queue_timeout_s
         )
+        # Whatever is a permitted body must fit when no other is there.
+        self._bodies = BodyBudget(max(settings.max_buffered_bytes, settings.max_body_bytes))
         self.port = 0  # of the listener, once started
         # Looking up labelled metrics costs more than counting them.
         self._requests = functools.cache(metrics.requests.labels)
@@ -59,6 +61,7 @@ class Edge:
         self._idle = asyncio.Event()
         self._idle.set()
         metrics.open_requests.set_function(lambda: self._open)
+        metrics.body_bytes.set_function(lambda: self._bodies.held)
 
     async def start(self, *, sock: socket.socket | None = None, reuse_port: bool = False) -> None:
         """Listen, on the settings' address or on a socket that is bound already. Raises OSError."""
@@ -124,7 +127,8 @@ class Edge:
             try:
                 found = route(request.raw_path.partition("?")[0], engine_store=self._settings.engine_store)
                 api = found.api
-                response = await self._answer(Arrived(request, found, request_id, started_s, self._closing))
+                with self._bodies.share() as share:
+                    response = await self._answer(Arrived(request, found, request_id, started_s, self._closing), share)
             except RequestError as error:
                 response = self._refuse(request, error, request_id)
             except (ConnectionError, asyncio.CancelledError):
@@ -140,7 +144,7 @@ class Edge:
             if not self._open:
                 self._idle.set()
 
-    async def _answer(self, arrived: Arrived) -> web.StreamResponse:
+    async def _answer(self, arrived: Arrived, share: BodyShare) -> web.StreamResponse:
         if arrived.request.version not in (HttpVersion10, HttpVersion11):
             raise RequestError(505, "This server speaks HTTP/1.1.")
         methods = allowed_methods(arrived.route)
@@ -148,7 +152,7 @@ class Edge:
             return web.Response(status=204, headers={"Allow": ", ".join(methods)})
         if arrived.request.method not in methods:
             raise RequestError(405, f"Method not allowed; this path takes {', '.join(methods)}.")
-        exchange = await self._intake.read(arrived)
+        exchange = await self._intake.read(arrived, share)
         if arrived.request.method in ("GET", "HEAD"):
             return await self._proxy.serve(exchange)
         await self._admission.enter()
@@ -164,7 +168,7 @@ class Edge:
             raise ConnectionError("the answer had begun") from error
         self._metrics.rejected.labels(str(error.status)).inc()
         response = refusal(error, Dialect.of_path(request.raw_path), request_id)
-        if self._closing or error.status in (408, 413):
+        if self._closing or error.status in (408, 413) or isinstance(error, OverBudgetError):
             response.force_close()
         return response
 

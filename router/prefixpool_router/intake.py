@@ -15,7 +15,7 @@ from prefixpool_router.auth import ALLOW_POLICY, Grant
 from prefixpool_router.credentials import Credentials
 from prefixpool_router.dispatch_types import RoutedRequest
 from prefixpool_router.exchange import Arrived, Exchange
-from prefixpool_router.limits import BodyLimits, check_declared, read_body
+from prefixpool_router.limits import BodyLimits, BodyShare, check_declared, read_body
 from prefixpool_router.paths import Api
 from prefixpool_router.request import check_store, edit, parse_object
 from prefixpool_router.settings import RouterSettings
@@ -39,11 +39,12 @@ class Intake:
         self._policy_header = settings.policy_header
         self._engine_store = settings.engine_store
 
-    async def read(self, arrived: Arrived) -> Exchange:
-        """Raises RequestError: 401, 408, 413, 415, or 400 for a body that is not as it should be."""
+    async def read(self, arrived: Arrived, share: BodyShare) -> Exchange:
+        """Raises RequestError: 401, 408, 413, 415, 429, or 400 for a body that is not as it should be. The Exchange may hold
+        what was taken from `share`."""
         request = arrived.request
         grant = self._credentials.check(request.headers)
-        body = await self._read_body(arrived, grant)
+        body = await self._read_body(arrived, grant, share)
         routed = RoutedRequest(
             path=arrived.route.path,
             body=body.parsed if arrived.route.parsed else None,
@@ -56,16 +57,16 @@ class Intake:
         fields = self._engine_headers(arrived, grant, body)
         return Exchange(arrived, routed, fields, body=body.raw, withhold=body.withhold, limits=self._limits)
 
-    async def _read_body(self, arrived: Arrived, grant: Grant) -> _Body:
+    async def _read_body(self, arrived: Arrived, grant: Grant, share: BodyShare) -> _Body:
         request, api = arrived.request, arrived.route.api
         check_declared(request, self._limits)
         if not arrived.route.parsed and not self._must_be_salted(request):
             if _short(request):
-                return _Body(await read_body(request, self._limits))
+                return _Body(await read_body(request, self._limits, share))
             return _Body(None)
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise RequestError(415, "Request bodies must not be compressed.")
-        raw = await read_body(request, self._limits)
+        raw = await read_body(request, self._limits, share)
         parsed = parse_object(raw)
         if api is Api.RESPONSES and not self._engine_store:
             check_store(parsed)

@@ -1,10 +1,11 @@
-"""What one router takes on: requests in flight with a bounded queue, and bodies with a size and a deadline."""
+"""What one router takes on: requests in flight with a bounded queue; bodies with a size, a deadline and one budget."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Final, NamedTuple
 
 from aiohttp import web
@@ -71,19 +72,73 @@ class BodyLimits(NamedTuple):
     timeout_s: float  # for all of it
 
 
-async def read_body(request: web.BaseRequest, limits: BodyLimits) -> bytes:
-    """The whole body. Raises RequestError 413 as soon as it is known to be too large, 408 if it is not there in time."""
+class OverBudgetError(RequestError):
+    """429: the process holds as many bytes of request bodies as it may; the rest of this one is not read."""
+
+    def __init__(self) -> None:
+        super().__init__(429, "The router holds too many request bodies.", retry_after_s=_RETRY_AFTER_S)
+
+
+class BodyBudget:
+    """At most `limit` bytes of request bodies in memory. Bytes count from when they arrive, since a declared length costs a
+    client nothing, until their request has ended."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held = 0
+
+    @property
+    def held(self) -> int:
+        return self._held
+
+    @contextmanager
+    def share(self) -> Iterator[BodyShare]:
+        """What one request takes; given back at the end, however it comes."""
+        share = BodyShare(self)
+        try:
+            yield share
+        finally:
+            self._held -= share.taken
+
+    def take(self, size: int) -> None:
+        """By shares only. Raises OverBudgetError."""
+        if self._held + size > self._limit:
+            raise OverBudgetError
+        self._held += size
+
+
+class BodyShare:
+    """One request's part of a BodyBudget."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self.taken = 0
+
+    def take(self, size: int) -> None:
+        """Count bytes that arrived. Raises OverBudgetError, and then they must not be kept."""
+        self._budget.take(size)
+        self.taken += size
+
+
+async def read_body(request: web.BaseRequest, limits: BodyLimits, share: BodyShare) -> bytes:
+    """The whole body. Raises RequestError 413 as soon as it is known to be too large, 408 if it is not there in time, and
+    OverBudgetError as soon as its share cannot hold it."""
     if request.content.is_eof():  # it came with the head, as short ones do: no deadline is needed
         raw = await request.content.read()
         if len(raw) > limits.max_bytes:
             raise _too_large(limits.max_bytes)
+        share.take(len(raw))
         return raw
-    pieces = [piece async for piece in arriving(request, limits)]
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    body = bytearray()  # not a list of pieces: tiny ones would weigh many times what was counted
+    async with aclosing(arriving(request, limits)) as pieces:
+        async for piece in pieces:
+            share.take(len(piece))
+            body += piece
+    return bytes(body)
 
 
-async def arriving(request: web.BaseRequest, limits: BodyLimits) -> AsyncIterator[bytes]:
-    """The body piece by piece; raises what read_body raises."""
+async def arriving(request: web.BaseRequest, limits: BodyLimits) -> AsyncGenerator[bytes]:
+    """The body piece by piece, none of them kept. Raises RequestError 413, 408, or 400 for a body that breaks off."""
     check_declared(request, limits)
     if request.content.at_eof():
         return

@@ -97,6 +97,7 @@ class EdgeMetrics:
         self.first_byte_seconds = seconds("first_byte", "Request read to first byte of its streamed answer", "api")
         self.answer_seconds = seconds("answer", "Request read to the end of its answer", "api")
         self.open_requests = Gauge("prefixpool_router_open_requests", "Requests being served", registry=registry)
+        self.body_bytes = Gauge("prefixpool_router_body_bytes", "Bytes of request bodies in memory", registry=registry)
         self.waiting_requests = Gauge(
             "prefixpool_router_waiting_requests", "Requests that wait for a place", registry=registry
         )

@@ -78,6 +78,10 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
         bool, Meta(description="engines keep stored responses: let requests to /v1/responses use them")
     ] = False
     max_body_bytes: Annotated[int, Meta(description="longest request body", ge=1024)] = 16 << 20
+    max_buffered_bytes: Annotated[
+        int,
+        Meta(description="request bodies held in memory by one process; more get 429; at least `max_body_bytes`", ge=1024),
+    ] = 512 << 20
     max_inflight: Annotated[
         Count, Meta(description="requests served at once, divided evenly among `workers`, at least 1 each; 0: no limit")
     ] = 0
