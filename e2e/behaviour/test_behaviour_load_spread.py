@@ -87,7 +87,7 @@ async def test_a_new_replica_gets_half_its_fair_share_of_the_traffic__peers_29(p
     name = await pool.local.add()
     await pool.usable(name)
     async with traffic([pool.client], name="a pool that grows", max_tokens=1) as seen:
-        await seen.more(400)
+        await seen.more(250)
     assert not seen.failures
     assert seen.served[name] >= seen.served.total() / 4 / 2, seen.served
 
