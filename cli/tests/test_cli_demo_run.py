@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from prefixpool_cli.demo import greedy, runner, workload
 from prefixpool_cli.demo.client import ChatClient, RequestFailedError
-from prefixpool_cli.demo.greedy import Token
+from prefixpool_cli.demo.greedy import Difference, Token
 from prefixpool_cli.demo.runner import ArmPlan
 from prefixpool_cli.demo.samples import Arm, Sample
 from prefixpool_cli.demo.tokens import Tokenizer
@@ -162,12 +162,18 @@ def _token(text: str, best: float, second: float) -> Token:
 
 
 @pytest.mark.parametrize(
-    ("reply", "tie"),
-    [("ab", True), ("aX", True), ("Xb", False), ("a", True), ("abc", False)],
+    ("reply", "gap"),
+    [("ab", 0.0), ("aX", 0.04), ("Xb", 2.9), ("a", 0.04), ("abc", greedy.UNKNOWN)],
 )
-def test_only_a_near_tie_excuses_a_difference(reply: str, tie: bool) -> None:
+def test_the_gap_is_that_of_the_token_where_answers_part(reply: str, gap: float) -> None:
     alone = [_token("a", -0.1, -3.0), _token("b", -0.70, -0.74)]
-    assert greedy.is_near_tie(reply.encode(), alone) is tie
+    assert greedy.gap_at_difference(reply.encode(), alone) == pytest.approx(gap)
+
+
+def test_only_a_near_tie_excuses_a_difference() -> None:
+    gaps = (0.0, 0.05, 0.051, 2.9, greedy.UNKNOWN)
+    found = greedy.figures(9, [Difference(step=i, pool="a", alone="b", gap=gap) for i, gap in enumerate(gaps)])
+    assert (found.compared, found.equal, found.near_ties, found.wrong, found.steps_wrong) == (9, 4, 2, 3, (2, 3, 4))
 
 
 async def test_greedy_answers_are_compared_with_those_of_one_engine(engine: FakeEngine, client: ChatClient) -> None:
@@ -185,6 +191,9 @@ async def test_a_wrong_answer_is_found(engine: FakeEngine, client: ChatClient) -
     engine.logprobs = [{"token": "reply", "top_logprobs": [{"logprob": -0.1}, {"logprob": -2.5}]}]
     found = await greedy.compare(client, spoiled, SMALL, 1, lambda _: None)
     assert (found.equal, found.near_ties, found.wrong, found.steps_wrong) == (2, 0, 1, (2,))
+    assert found.differences[0].pool == "something else"
+    assert found.differences[0].gap == pytest.approx(2.4)
+    assert [body.get("cache_salt", "") for body in engine.bodies[-2:]] == ["", "cold-2"]
 
 
 async def test_an_engine_without_log_probabilities_cannot_excuse_anything(engine: FakeEngine, client: ChatClient) -> None:

@@ -93,7 +93,14 @@ def test_the_demo_on_the_sim_writes_its_report(tmp_path: Path) -> None:
     assert list(report["arms"]) == ["round_robin", "prefix"]
     assert [arm["errors"] for arm in report["arms"].values()] == [0, 0]
     assert report["arms"]["prefix"]["hit_rate"] > 0
-    assert report["greedy"] == {"compared": 30, "equal": 30, "near_ties": 0, "wrong": 0, "steps_wrong": []}
+    assert report["greedy"] == {
+        "compared": 30,
+        "equal": 30,
+        "near_ties": 0,
+        "wrong": 0,
+        "steps_wrong": [],
+        "differences": [],
+    }
     assert "prefix_one_replica" in report["prediction_by_arm"]
     assert (out / "report.html").read_text().startswith("<!doctype html>")
     assert len((out / "samples.jsonl").read_text().splitlines()) == 90

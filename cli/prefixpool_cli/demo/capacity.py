@@ -8,7 +8,7 @@ from prefixpool_agent.settings import EngineKind
 from prefixpool_cli.demo.workload import Kind, Workload
 
 PRESSURE: Final = 1.55  # working set over one replica's device tokens
-# Characters per token of the workload's own text (measured with SmolLM2's tokenizer, and with the sim's).
+# Characters per token, fitted so that the estimate is the working set that the demo then measured.
 CHARS_PER_TOKEN: Final = {EngineKind.VLLM: 4.5, EngineKind.SIM: 3.1}
 MARKUP_TOKENS: Final = 12  # what a chat template adds to a request and its reply
 LOST_IN_BLOCK: Final = 12  # of a question without successor: only whole blocks are kept

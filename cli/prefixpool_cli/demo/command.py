@@ -113,6 +113,9 @@ def _raise_if_wrong(found: report.Report, samples: list[report.ArmTokens]) -> No
     if failed:
         raise CliError(f"{found.errors()} requests failed; the first: {failed}")
     if found.greedy is not None and found.greedy.wrong:
-        raise CliError(
-            f"{found.greedy.wrong} answers differ from those of one engine alone", f"requests {found.greedy.steps_wrong}"
-        )
+        told = [
+            f"request {d.step}: {d.pool!r}, alone {d.alone!r}, gap {d.gap:.3f}"
+            for d in found.greedy.differences
+            if not d.is_tie
+        ]
+        raise CliError(f"{found.greedy.wrong} answers differ from those of one engine alone", "\n".join(told))

@@ -19,7 +19,21 @@ from prefixpool_cli.demo.samples import Arm, Sample
 from prefixpool_cli.demo.workload import Workload
 
 TIE: Final = 0.05
+UNKNOWN: Final = -1.0
 NEVER: Final = -1e9  # log-probability of a token that is not there
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """Two answers to one prompt. `gap`: between the two best tokens where they part, in log-probability; -1: unknown."""
+
+    step: int
+    pool: str
+    alone: str
+    gap: float
+
+    @property
+    def is_tie(self) -> bool:
+        return 0 <= self.gap <= TIE
 
 
 class GreedyFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +44,7 @@ class GreedyFigures(msgspec.Struct, frozen=True, kw_only=True):
     near_ties: int
     wrong: int
     steps_wrong: tuple[int, ...] = ()
+    differences: tuple[Difference, ...] = ()
 
 
 class Token(msgspec.Struct, frozen=True):
@@ -43,7 +58,7 @@ class Token(msgspec.Struct, frozen=True):
 async def compare(client: ChatClient, arm: Arm, workload: Workload, concurrency: int, done: Done) -> GreedyFigures:
     """Replay an arm's prompts on one engine; session by session, so that its cache is of use. Raises RequestFailedError."""
     queue = iter(sorted(arm.answered(), key=lambda s: (s.session, s.turn)))
-    verdicts: dict[int, str] = {}
+    differences: list[Difference] = []
 
     async def work() -> None:
         for sample in queue:
@@ -51,7 +66,9 @@ async def compare(client: ChatClient, arm: Arm, workload: Workload, concurrency:
             alone = await answered(client, sample, limit)
             if alone.error:
                 raise RequestFailedError(f"request {sample.step} on one engine: {alone.error}")
-            verdicts[sample.step] = await _verdict(client, sample, alone, limit)
+            if sample.reply != alone.reply:
+                gap = await _gap(client, sample, limit)
+                differences.append(Difference(step=sample.step, pool=sample.reply, alone=alone.reply, gap=gap))
             done(alone)
 
     try:
@@ -60,33 +77,38 @@ async def compare(client: ChatClient, arm: Arm, workload: Workload, concurrency:
                 group.create_task(work())
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
-    words = list(verdicts.values())
+    return figures(len(arm.answered()), differences)
+
+
+def figures(compared: int, differences: Sequence[Difference]) -> GreedyFigures:
+    """Counts."""
+    wrong = tuple(sorted(each.step for each in differences if not each.is_tie))
     return GreedyFigures(
-        compared=len(words),
-        equal=words.count("equal"),
-        near_ties=words.count("tie"),
-        wrong=words.count("wrong"),
-        steps_wrong=tuple(sorted(step for step, word in verdicts.items() if word == "wrong")),
+        compared=compared,
+        equal=compared - len(differences),
+        near_ties=len(differences) - len(wrong),
+        wrong=len(wrong),
+        steps_wrong=wrong,
+        differences=tuple(sorted(differences, key=lambda each: each.step)),
     )
 
 
-async def _verdict(client: ChatClient, pool: Sample, alone: Sample, max_tokens: int) -> str:
-    if pool.reply == alone.reply:
-        return "equal"
+async def _gap(client: ChatClient, pool: Sample, max_tokens: int) -> float:
+    """The smallest gap that the engine alone shows there: with the prompt in its cache, and with nothing of it."""
     body = {"messages": pool.messages, "max_tokens": max_tokens, "temperature": 0, "logprobs": True, "top_logprobs": 2}
-    tokens = chosen_tokens(await client.post(CHAT, body))
-    return "tie" if is_near_tie(pool.reply.encode(), tokens) else "wrong"
+    cold = {**body, "cache_salt": f"cold-{pool.step}"}  # another salt, another cache
+    found = [gap_at_difference(pool.reply.encode(), chosen_tokens(await client.post(CHAT, each))) for each in (body, cold)]
+    return min((gap for gap in found if gap >= 0), default=UNKNOWN)
 
 
-def is_near_tie(reply: bytes, alone: Sequence[Token]) -> bool:
-    """Whether `reply` leaves the tokens of the engine alone at a place where its two best were within TIE."""
+def gap_at_difference(reply: bytes, alone: Sequence[Token]) -> float:
+    """Between the engine's two best tokens where `reply` leaves what it wrote; 0: it does not; UNKNOWN: it is longer."""
     text = b""
     for token in alone:
         if not reply.startswith(text + token.text):
-            return token.best - token.second <= TIE
+            return token.best - token.second
         text += token.text
-    # Asked again, the engine alone may write what the pool wrote: it wavers itself. More than all its tokens is wrong.
-    return reply == text
+    return 0.0 if reply == text else UNKNOWN
 
 
 def chosen_tokens(answer: Any) -> list[Token]:
