@@ -22,7 +22,7 @@ BLOCK_TOKENS: Final = 32
 MAX_MODEL_LEN: Final = 4096
 SIM_MODEL: Final = "sim-135m"
 # The sim runs on the clock: times are scaled so that all arms take less than a minute.
-SIM_TIME_SCALE: Final = 0.03
+SIM_TIME_SCALE: Final = 0.025
 
 
 def pool_spec(engine: EngineKind, model: str, replicas: int, blocks: int, out: Path) -> PoolSpec:
