@@ -1,8 +1,9 @@
 """Are the pool's greedy answers those of one engine alone? (design: 11)
 
-Equal, or differing first where the two best tokens are within 0.05 in log-probability: another split of the prompt changes
-the rounding of bf16, and a near-tie may then fall the other way. Prompts are those that the pool got, so that one tie does
-not spread through a conversation.
+Equal, or differing first where the two best tokens are within 0.05 in log-probability: another split of the prompt, or
+other company in a batch, changes the rounding of bf16, and a near-tie may then fall the other way. Logits between 16 and 32
+are multiples of 0.125 in bf16, so the smallest flip there is often one such step and not less; those are counted apart.
+Prompts are those that the pool got, so that one tie does not spread through a conversation.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from prefixpool_cli.demo.samples import Arm, Sample
 from prefixpool_cli.demo.workload import Workload
 
 TIE: Final = 0.05
+BF16_STEP: Final = 0.125 + 1e-3  # with some air for the rounding of log-probabilities
 UNKNOWN: Final = -1.0
 NEVER: Final = -1e9  # log-probability of a token that is not there
 
@@ -32,8 +34,11 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     gap: float
 
     @property
-    def is_tie(self) -> bool:
-        return 0 <= self.gap <= TIE
+    def verdict(self) -> str:
+        """`tie`, `step` or `wrong`."""
+        if self.gap < 0 or self.gap > BF16_STEP:
+            return "wrong"
+        return "tie" if self.gap <= TIE else "step"
 
 
 class GreedyFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +47,7 @@ class GreedyFigures(msgspec.Struct, frozen=True, kw_only=True):
     compared: int
     equal: int
     near_ties: int
+    one_step: int  # of bf16
     wrong: int
     steps_wrong: tuple[int, ...] = ()
     differences: tuple[Difference, ...] = ()
@@ -58,7 +64,7 @@ class Token(msgspec.Struct, frozen=True):
 async def compare(client: ChatClient, arm: Arm, workload: Workload, concurrency: int, done: Done) -> GreedyFigures:
     """Replay an arm's prompts on one engine; session by session, so that its cache is of use. Raises RequestFailedError."""
     queue = iter(sorted(arm.answered(), key=lambda s: (s.session, s.turn)))
-    differences: list[Difference] = []
+    differ: list[tuple[Sample, Sample]] = []
 
     async def work() -> None:
         for sample in queue:
@@ -67,8 +73,7 @@ async def compare(client: ChatClient, arm: Arm, workload: Workload, concurrency:
             if alone.error:
                 raise RequestFailedError(f"request {sample.step} on one engine: {alone.error}")
             if sample.reply != alone.reply:
-                gap = await _gap(client, sample, limit)
-                differences.append(Difference(step=sample.step, pool=sample.reply, alone=alone.reply, gap=gap))
+                differ.append((sample, alone))
             done(alone)
 
     try:
@@ -77,16 +82,23 @@ async def compare(client: ChatClient, arm: Arm, workload: Workload, concurrency:
                 group.create_task(work())
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
-    return figures(len(arm.answered()), differences)
+    # One by one: now nothing else is in the engine's batch.
+    gaps = [await _gap(client, pool, workload.sessions[pool.session].turns[pool.turn].max_tokens) for pool, _ in differ]
+    return figures(
+        len(arm.answered()),
+        [Difference(step=p.step, pool=p.reply, alone=a.reply, gap=gap) for (p, a), gap in zip(differ, gaps, strict=True)],
+    )
 
 
 def figures(compared: int, differences: Sequence[Difference]) -> GreedyFigures:
     """Counts."""
-    wrong = tuple(sorted(each.step for each in differences if not each.is_tie))
+    verdicts = [each.verdict for each in differences]
+    wrong = tuple(sorted(each.step for each in differences if each.verdict == "wrong"))
     return GreedyFigures(
         compared=compared,
         equal=compared - len(differences),
-        near_ties=len(differences) - len(wrong),
+        near_ties=verdicts.count("tie"),
+        one_step=verdicts.count("step"),
         wrong=len(wrong),
         steps_wrong=wrong,
         differences=tuple(sorted(differences, key=lambda each: each.step)),

@@ -107,7 +107,9 @@ def goals(
         *_prediction_goals(prediction),
     ]
     if greedy is not None:
-        seen = f"{greedy.equal} equal, {greedy.near_ties} near-ties, {greedy.wrong} wrong"
+        seen = (
+            f"{greedy.equal} equal, {greedy.near_ties} near-ties, {greedy.one_step} a bf16 step apart, {greedy.wrong} wrong"
+        )
         found.append(_goal("greedy answers as from one engine alone", seen, greedy.wrong == 0))
     return tuple(found)
 
