@@ -35,7 +35,7 @@ class Chaos:
     async def run(self, seconds: float) -> None:
         ends_s = time.monotonic() + seconds
         kinds: list[Callable[[str], Awaitable[None]]] = [
-            *(self.engine_dies, self.engine_is_stopped, self.agent_dies, self.agent_sleeps),
+            *(self.engine_dies, self.engine_is_stopped, self.engine_sleeps, self.agent_dies, self.agent_sleeps),
             *(self.router_dies, self.router_is_stopped, self.replica_is_fenced, self.replica_comes_and_goes),
         ]
         while time.monotonic() < ends_s:
@@ -52,6 +52,11 @@ class Chaos:
     async def engine_is_stopped(self, name: str) -> None:
         self._pool.local.kill(name, "engine", signal.SIGTERM)
         await self._back(name)
+
+    async def engine_sleeps(self, name: str) -> None:
+        self._pool.local.kill(name, "engine", signal.SIGSTOP)
+        await asyncio.sleep(4 * self._draw.random())
+        self._pool.local.kill(name, "engine", signal.SIGCONT)
 
     async def agent_dies(self, name: str) -> None:
         self._pool.local.kill(name, "agent")
@@ -98,7 +103,8 @@ class Chaos:
 
 
 class Streams:
-    """Streams one after the other: whole, or ended by an error event, or cut with their router; never stuck."""
+    """Streams one after the other, never stuck: whole, or ended by an error event, by the reason that an engine gives which is
+    stopped (`abort`), or cut with their router."""
 
     def __init__(self) -> None:
         self.ends: Counter[str] = Counter()
@@ -116,8 +122,9 @@ class Streams:
                 self.ends["not begun"] += 1
                 await asyncio.sleep(0.05)
                 continue
+            reasons = {choice.get("finish_reason") for event in stream.events for choice in event.get("choices", ())}
             if stream.done:
-                self.ends["whole"] += 1
+                self.ends["aborted" if "abort" in reasons else "whole"] += 1
             elif stream.errors:
                 self.ends["error event"] += 1
             else:
@@ -136,5 +143,5 @@ async def test_deaths_at_any_moment_cost_no_whole_answer_and_hang_no_stream(pool
         await asyncio.gather(*streaming)
     print(f"seed {SEED}: {dict(chaos.accidents)}; {seen.served.total()} answers, streams {dict(lanes.ends)}")
     assert not seen.failures
-    assert set(lanes.ends) <= {"whole", "error event", "cut", "not begun"}
+    assert set(lanes.ends) <= {"whole", "aborted", "error event", "cut", "not begun"}
     await pool.settled()
