@@ -103,8 +103,8 @@ class Chaos:
 
 
 class Streams:
-    """Streams one after the other, never stuck: whole, or ended by an error event, by the reason that an engine gives which is
-    stopped (`abort`), or cut with their router."""
+    """Streams one after the other, never stuck: whole, ended by an error event or by the `abort` of an engine that is stopped,
+    or cut with their router."""
 
     def __init__(self) -> None:
         self.ends: Counter[str] = Counter()
