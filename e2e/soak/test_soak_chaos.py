@@ -103,7 +103,7 @@ class Chaos:
 
 
 class Streams:
-    """Streams one after the other, never stuck: whole, ended by an error event or by the `abort` of an engine that is stopped,
+    """Streams one after the other, never stuck: whole, ended by an error event or by a stopping engine's `abort`,
     or cut with their router."""
 
     def __init__(self) -> None:
