@@ -171,10 +171,11 @@ def test_the_gap_is_that_of_the_token_where_answers_part(reply: str, gap: float)
 
 
 def test_only_a_near_tie_excuses_a_difference() -> None:
-    gaps = (0.0, 0.05, 0.125, 0.25, 2.9, greedy.UNKNOWN)
+    gaps = (0.0, 0.05, 0.051, 0.125, 0.25, 2.9, greedy.UNKNOWN)
     found = greedy.figures(9, [Difference(step=i, pool="a", alone="b", gap=gap) for i, gap in enumerate(gaps)])
-    assert (found.compared, found.equal, found.near_ties, found.one_step) == (9, 3, 2, 1)
-    assert (found.wrong, found.steps_wrong) == (3, (3, 4, 5))
+    assert (found.compared, found.equal, found.near_ties) == (9, 2, 2)
+    assert (found.wrong, found.steps_wrong) == (5, (2, 3, 4, 5, 6))
+    assert found.wrong_by_one_step == 2
 
 
 async def test_greedy_answers_are_compared_with_those_of_one_engine(engine: FakeEngine, client: ChatClient) -> None:

@@ -97,8 +97,8 @@ def test_the_demo_on_the_sim_writes_its_report(tmp_path: Path) -> None:
         "compared": 30,
         "equal": 30,
         "near_ties": 0,
-        "one_step": 0,
         "wrong": 0,
+        "wrong_by_one_step": 0,
         "steps_wrong": [],
         "differences": [],
     }

@@ -116,6 +116,6 @@ def _raise_if_wrong(found: report.Report, samples: list[report.ArmTokens]) -> No
         told = [
             f"request {d.step}: {d.pool!r}, alone {d.alone!r}, gap {d.gap:.3f}"
             for d in found.greedy.differences
-            if d.verdict == "wrong"
+            if not d.is_tie
         ]
         raise CliError(f"{found.greedy.wrong} answers differ from those of one engine alone", "\n".join(told))

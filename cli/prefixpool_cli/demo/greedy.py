@@ -1,8 +1,9 @@
 """Are the pool's greedy answers those of one engine alone? (design: 11)
 
 Equal, or differing first where the two best tokens are within 0.05 in log-probability: another split of the prompt, or
-other company in a batch, changes the rounding of bf16, and a near-tie may then fall the other way. Logits between 16 and 32
-are multiples of 0.125 in bf16, so the smallest flip there is often one such step and not less; those are counted apart.
+other company in a batch, changes the rounding of bf16, and a near-tie may then fall the other way. Whatever is further apart
+is wrong. Logits between 16 and 32 are multiples of 0.125 in bf16, so a flip of rounding there can be one such step: how many
+of the wrong ones are that close is told beside them, to help whoever looks into it; it excuses nothing.
 Prompts are those that the pool got, so that one tie does not spread through a conversation.
 """
 
@@ -34,11 +35,13 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     gap: float
 
     @property
-    def verdict(self) -> str:
-        """`tie`, `step` or `wrong`."""
-        if self.gap < 0 or self.gap > BF16_STEP:
-            return "wrong"
-        return "tie" if self.gap <= TIE else "step"
+    def is_tie(self) -> bool:
+        return 0 <= self.gap <= TIE
+
+    @property
+    def is_one_step(self) -> bool:
+        """Wrong, but no further apart than one step of bf16."""
+        return TIE < self.gap <= BF16_STEP
 
 
 class GreedyFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,8 +50,8 @@ class GreedyFigures(msgspec.Struct, frozen=True, kw_only=True):
     compared: int
     equal: int
     near_ties: int
-    one_step: int  # of bf16
     wrong: int
+    wrong_by_one_step: int = 0  # of bf16; part of `wrong`
     steps_wrong: tuple[int, ...] = ()
     differences: tuple[Difference, ...] = ()
 
@@ -92,14 +95,13 @@ async def compare(client: ChatClient, arm: Arm, workload: Workload, concurrency:
 
 def figures(compared: int, differences: Sequence[Difference]) -> GreedyFigures:
     """Counts."""
-    verdicts = [each.verdict for each in differences]
-    wrong = tuple(sorted(each.step for each in differences if each.verdict == "wrong"))
+    wrong = tuple(sorted(each.step for each in differences if not each.is_tie))
     return GreedyFigures(
         compared=compared,
         equal=compared - len(differences),
-        near_ties=verdicts.count("tie"),
-        one_step=verdicts.count("step"),
+        near_ties=len(differences) - len(wrong),
         wrong=len(wrong),
+        wrong_by_one_step=sum(each.is_one_step for each in differences),
         steps_wrong=wrong,
         differences=tuple(sorted(differences, key=lambda each: each.step)),
     )
