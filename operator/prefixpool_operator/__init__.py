@@ -1,0 +1,1 @@
+"""The operator: observe → `plan()` (pure) → apply, for every trigger the same."""
