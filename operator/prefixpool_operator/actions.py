@@ -5,20 +5,27 @@ An action that fails is not repeated by hand: the next reconcile plans it anew.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
 from prefixpool_operator.observed import Raw
 
-FIELD_MANAGER = "prefixpool-operator"
+FIELD_MANAGER: Final = "prefixpool-operator"
 
 
 class Apply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Server-side apply of a child, force, as `FIELD_MANAGER`."""
+    """Server-side apply of a child, force, as `FIELD_MANAGER`.
+
+    `absent`: the plan knows of no such object. The shell creates it, so that another's object of that name is left alone:
+    AlreadyExists puts it into `Observed.taken` at the next look.
+    """
 
     object: Raw
     reason: str
+    absent: bool = False
 
 
 class CreateOnce(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -43,12 +50,16 @@ class Delete(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class PatchImage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Strategic merge patch of a running pod: spec.initContainers[name=container].image. No other container restarts."""
+    """Strategic merge patch of a running pod: spec.initContainers[name=container].image. No other container restarts.
+
+    `annotations` go into the same patch; `uid` is its metadata.uid, so that another pod of that name is left alone.
+    """
 
     pod: str
     uid: str
     container: str
     image: str
+    annotations: Mapping[str, str]
     reason: str
 
 

@@ -43,6 +43,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
 
     pool: Raw  # the whole InferencePool: metadata with managedFields, spec, status
     children: Mapping[Key, Raw] = {}  # every object of ours that carries the pool's label, pods and claims excepted
+    taken: frozenset[Key] = frozenset()  # names that a child needs and an object without the pool's label has
     pods: tuple[Raw, ...] = ()  # of StatefulSet, router Deployment and inspection Job
     claims: tuple[Raw, ...] = ()  # PersistentVolumeClaims of the StatefulSet
     nodes: tuple[Node, ...] | None = None  # None: the operator may not list nodes
