@@ -18,12 +18,13 @@ from prefixpool.errors import Dialect, RequestError
 from prefixpool_router import headers
 from prefixpool_router.credentials import Credentials
 from prefixpool_router.dispatch_types import Dispatcher
-from prefixpool_router.exchange import Arrived
+from prefixpool_router.exchange import Arrived, Exchange
 from prefixpool_router.intake import Intake
 from prefixpool_router.limits import Admission, BodyBudget, BodyShare, OverBudgetError
 from prefixpool_router.metrics import EdgeMetrics
 from prefixpool_router.paths import Api, allowed_methods, route
 from prefixpool_router.proxy import Proxy
+from prefixpool_router.served_models import listed
 from prefixpool_router.server import ClientServer, refusal
 from prefixpool_router.settings import RouterSettings
 from prefixpool_router.tls import ServerTls
@@ -154,7 +155,7 @@ class Edge:
             raise RequestError(405, f"Method not allowed; this path takes {', '.join(methods)}.")
         exchange = await self._intake.read(arrived, share)
         if arrived.request.method in ("GET", "HEAD"):
-            return await self._proxy.serve(exchange)
+            return await self._ask(exchange)
         await self._admission.enter()
         try:
             response = await self._proxy.serve(exchange)
@@ -162,6 +163,14 @@ class Edge:
             self._admission.leave()
         self._answer_seconds(exchange.api.value).observe(exchange.age_s())
         return response
+
+    async def _ask(self, exchange: Exchange) -> web.StreamResponse:
+        try:
+            return await self._proxy.serve(exchange)
+        except RequestError as error:
+            if exchange.api is not Api.MODELS or error.status != 503 or not self._settings.served_models:
+                raise
+            return listed(self._settings.served_models, exchange.routed.request_id)
 
     def _refuse(self, request: web.BaseRequest, error: RequestError, request_id: str) -> web.StreamResponse:
         if request.writer.output_size > 0:  # nothing sensible can follow what was sent

@@ -24,6 +24,7 @@ from prefixpool_router.replica import DEFAULT_BLOCK_TOKENS, Replica, Verdict
 
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S: Final = 1
+_RETRY_EMPTY_AFTER_S: Final = 10  # a pool without replicas has to start one first
 _NAMED: Final = 5  # replicas in one sentence
 _ALL: Final = 1 << 30
 
@@ -34,6 +35,8 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     history_ttl_s: float = 300.0
     agent_grace_s: float = 4.0
     warmup_s: float = 5.0
+    served_models: tuple[str, ...] = ()  # of the pool, known before any replica is
+    ready_without_replicas: bool = False
 
 
 class Fleet:
@@ -207,11 +210,21 @@ class Fleet:
         return not self.known or not all(replica.settled for replica in self.replicas.values())
 
     def _refusal(self, model: str) -> RequestError:
-        if model and self.replicas and not any(_serves(replica, model) for replica in self.replicas.values()):
+        if model and not self._known_model(model):
             self._metrics.refusals.labels("unknown_model").inc()
             return RequestError(404, f"The model `{model}` does not exist.", code="model_not_found", param="model")
         self._metrics.refusals.labels("no_replica").inc()
+        if self.known and not self.replicas:
+            message = "The pool has no replicas now."
+            return RequestError(503, message, code="no_replica", retry_after_s=_RETRY_EMPTY_AFTER_S)
         return RequestError(503, "No replica can take this request now.", code="no_replica", retry_after_s=_RETRY_AFTER_S)
+
+    def _known_model(self, model: str) -> bool:
+        """Or not known to be unknown."""
+        if not self.replicas:
+            return not self.settings.served_models or model in self.settings.served_models
+        served = model in self.settings.served_models
+        return served or any(_serves(replica, model) for replica in self.replicas.values())
 
     # -- time
 
@@ -258,10 +271,9 @@ class Fleet:
         """Whether clients should come here, and why (not). `problem`: the membership source's."""
         if not self.known:
             return False, f"members are not known yet: {problem}" if problem else "members are not known yet"
-        if not self.replicas:
-            return False, "the pool has no members"
         if not self.candidates:
-            return False, "no usable replica: " + self._reasons()
+            why = "no usable replica: " + self._reasons() if self.replicas else "the pool has no members"
+            return self.settings.ready_without_replicas and not self._starting(), why
         waiting = [name for name, replica in self.replicas.items() if not replica.settled]
         if waiting and self.clock() - self.started_s < self.settings.warmup_s:
             return False, f"warming: waiting for the pictures of {len(waiting)} of {len(self.replicas)} replicas"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable
@@ -61,19 +62,23 @@ class FleetTasks:
             await _cancelled([running.task for running in self._streams.values()])
 
     async def _follow_members(self) -> None:
-        async for members in self._source.updates():
-            self._fleet.apply(members)
-            wanted = {name: replica for name, replica in self._fleet.replicas.items() if replica.member.agent}
-            await self._stop(
-                [
-                    name
-                    for name, running in self._streams.items()
-                    if wanted.get(name) is not running.replica or running.replica.member.agent != running.agent
-                ]
-            )
-            for name, replica in wanted.items():
-                if name not in self._streams:
-                    self._start(replica, replica.member.agent or "")
+        async with contextlib.aclosing(self._source.updates()) as sets:
+            async for members in sets:
+                self._fleet.apply(members)
+                await self._follow_agents()
+
+    async def _follow_agents(self) -> None:
+        wanted = {name: replica for name, replica in self._fleet.replicas.items() if replica.member.agent}
+        await self._stop(
+            [
+                name
+                for name, running in self._streams.items()
+                if wanted.get(name) is not running.replica or running.replica.member.agent != running.agent
+            ]
+        )
+        for name, replica in wanted.items():
+            if name not in self._streams:
+                self._start(replica, replica.member.agent or "")
 
     def _start(self, replica: Replica, agent: str) -> None:
         stream = AgentStream(

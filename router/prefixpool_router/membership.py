@@ -1,4 +1,4 @@
-"""Who belongs to the pool: a static list or a file that is read again on change; Kubernetes discovery plugs in here later.
+"""Who belongs to the pool: a static list, a file that is read again on change, or Kubernetes (kubernetes_members.py).
 
 A source yields whole sets, never differences: whatever was missed while it could not look is made good by the next set.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, Protocol
@@ -48,7 +48,7 @@ class MembershipSource(Protocol):
         """Why the last look failed, in words; empty when it did not. The last good set stays in force meanwhile."""
         ...
 
-    def updates(self) -> AsyncIterator[tuple[Member, ...]]:
+    def updates(self) -> AsyncGenerator[tuple[Member, ...], None]:
         """Whole sets, the first as soon as it is known. Ends only when closed."""
         ...
 
@@ -61,7 +61,7 @@ class StaticMembers:
     def __init__(self, members: Sequence[Member]) -> None:
         self._members = check_members(members)
 
-    async def updates(self) -> AsyncIterator[tuple[Member, ...]]:
+    async def updates(self) -> AsyncGenerator[tuple[Member, ...], None]:
         """The one set."""
         yield self._members
         await asyncio.get_running_loop().create_future()  # it never changes: the reader cancels
@@ -75,7 +75,7 @@ class FileMembers:
         self._interval_s = interval_s
         self.problem = f"{path}: not read yet"
 
-    async def updates(self) -> AsyncIterator[tuple[Member, ...]]:
+    async def updates(self) -> AsyncGenerator[tuple[Member, ...], None]:
         """A set each time the content of the file changed and is valid."""
         last: tuple[Member, ...] | None = None
         while True:

@@ -55,6 +55,8 @@ class RoutingMetrics:
         self.stream_losses = self._counter("agent_stream_losses", "Agent streams that broke or fell silent", "replica")
         self.snapshots = self._counter("agent_snapshots", "Pictures of a replica's cache begun from scratch", "replica")
 
+        self.members_problem = self._gauge("members_problem", "1 while members cannot be looked up (the last stay in use)")
+
         # Memory
         self.boundaries = self._gauge("index_boundaries", "Boundaries in the prefix index")
         self.evictions = self._counter("index_evictions", "Boundaries dropped because the index was full")

@@ -26,6 +26,7 @@ from prefixpool_router.explain import DecisionRing
 from prefixpool_router.fleet import Fleet, FleetSettings
 from prefixpool_router.fleet_tasks import FleetTasks
 from prefixpool_router.knowledge import Knowledge
+from prefixpool_router.kubernetes_members import KubernetesMembers, api_server
 from prefixpool_router.membership import FileMembers, MembershipSource, StaticMembers, members_from_flags
 from prefixpool_router.metrics import EdgeMetrics, RoutingMetrics
 from prefixpool_router.settings import RouterSettings
@@ -58,6 +59,7 @@ class Router:
         self.registry = CollectorRegistry()
         metrics = RoutingMetrics(self.registry)
         self.source = membership(settings)
+        metrics.members_problem.set_function(lambda: bool(self.source.problem))
         self.fleet = Fleet(Knowledge(settings.index_bytes), metrics, _fleet_settings(settings), time.monotonic)
         self.decisions = DecisionRing(settings.explain_last)
         self.dispatcher = FleetDispatcher(self.fleet, metrics, self.decisions, policy=settings.policy)
@@ -203,8 +205,12 @@ def bound(host: str, port: int, *, shared: bool) -> socket.socket:
 
 def membership(settings: RouterSettings) -> MembershipSource:
     """Raises SettingsError unless exactly one source is given."""
-    if bool(settings.members) == bool(settings.replica):
-        raise SettingsError("give either --members FILE or --replica NAME=ENGINE_URL[,AGENT_URL], once for each replica")
+    if sum(map(bool, (settings.members, settings.replica, settings.kubernetes_service))) != 1:
+        raise SettingsError(
+            "give one of --members FILE, --kubernetes-service NAME, --replica NAME=ENGINE_URL[,AGENT_URL] (for each replica)"
+        )
+    if settings.kubernetes_service:
+        return KubernetesMembers(api_server(settings))
     if settings.members:
         return FileMembers(Path(settings.members), settings.members_interval_s)
     return StaticMembers(members_from_flags(settings.replica))
@@ -212,5 +218,9 @@ def membership(settings: RouterSettings) -> MembershipSource:
 
 def _fleet_settings(settings: RouterSettings) -> FleetSettings:
     return FleetSettings(
-        history_ttl_s=settings.history_ttl_s, agent_grace_s=settings.agent_grace_s, warmup_s=settings.warmup_s
+        history_ttl_s=settings.history_ttl_s,
+        agent_grace_s=settings.agent_grace_s,
+        warmup_s=settings.warmup_s,
+        served_models=settings.served_models,
+        ready_without_replicas=settings.ready_without_replicas,
     )

@@ -11,6 +11,7 @@ from msgspec import Meta
 from prefixpool import names
 
 PREFIX: Final = "PREFIXPOOL_ROUTER"
+_SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=0)]
@@ -43,6 +44,30 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     members: Annotated[str, Meta(description="JSON file with the replicas, read again on change; instead of --replica")] = ""
     members_interval_s: Annotated[float, Meta(description="between two looks at the member file", gt=0)] = 0.5
+    kubernetes_service: Annotated[
+        str,
+        Meta(description="headless Service whose EndpointSlices name the replicas; instead of --replica and --members"),
+    ] = ""
+    kubernetes_namespace: Annotated[
+        str, Meta(description="namespace of that Service; empty: from the file `namespace` beside the token")
+    ] = ""
+    kubernetes_url: Annotated[
+        str, Meta(description="API server; empty: https://$KUBERNETES_SERVICE_HOST:$KUBERNETES_SERVICE_PORT")
+    ] = ""
+    kubernetes_token_file: Annotated[
+        str, Meta(description="token for the API server, read anew for each request; without the file none is sent")
+    ] = f"{_SERVICE_ACCOUNT}/token"
+    kubernetes_ca_file: Annotated[
+        str, Meta(description="certificates (PEM) that vouch for the API server; empty: those of the system")
+    ] = f"{_SERVICE_ACCOUNT}/ca.crt"
+    served_models: Annotated[
+        tuple[str, ...],
+        Meta(description="models of this pool, known before any replica is: 503 instead of 404, and listed by /v1/models"),
+    ] = ()
+    ready_without_replicas: Annotated[
+        bool,
+        Meta(description="ready once the members are known, even if none can be used: for routers apart from replicas"),
+    ] = False
     engine_key_file: Annotated[
         str, Meta(description="file whose first line is the pool's key for engines and agents; empty: none is sent")
     ] = ""
