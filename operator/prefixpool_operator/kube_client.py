@@ -1,0 +1,169 @@
+"""`KubeApi` over HTTP. Addresses, certificates and tokens are the kubernetes library's business, objects are ours."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import aiohttp
+import msgspec
+from kubernetes.aio import config as kube_config
+from kubernetes.aio.client import ApiClient, Configuration
+
+from prefixpool.errors import SettingsError
+from prefixpool_operator.kube import Content, GoneError, Resource, UnavailableError, error_of
+from prefixpool_operator.observed import Raw
+
+_log = logging.getLogger(__name__)
+
+PAGE: Final = 500  # objects of one answer; a list of pods is megabytes
+_METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_UNREACHABLE: Final = (aiohttp.ClientError, TimeoutError, OSError)
+
+
+async def load_configuration() -> Configuration:
+    """In a pod its ServiceAccount, whose token is read again in time; else the kubeconfig. SettingsError: neither."""
+    configuration = Configuration()
+    try:
+        if "KUBERNETES_SERVICE_HOST" in os.environ:
+            kube_config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+        else:
+            await kube_config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    except (kube_config.ConfigException, OSError) as error:
+        raise SettingsError(
+            f"no Kubernetes API server to talk to: {error}. Run in a pod with a ServiceAccount, or set KUBECONFIG"
+        ) from error
+    return configuration
+
+
+class KubeClient:
+    """Built inside a running event loop; close it there. `timeout_s` is for one request, answer included.
+
+    `load` is asked again when the server no longer takes the credentials: tokens of kubeconfig plug-ins end.
+    """
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        timeout_s: float,
+        user_agent: str,
+        load: Callable[[], Awaitable[Configuration]] = load_configuration,
+    ) -> None:
+        self._deadline: dict[str, Any] = {"_request_timeout": aiohttp.ClientTimeout(total=timeout_s)}
+        self._user_agent = user_agent
+        self._load = load
+        self._client = self._connected(configuration)
+
+    async def close(self) -> None:
+        """Ends all connections."""
+        await self._client.close()  # type: ignore[no-untyped-call]
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Raw:
+        return await self._call("GET", _path(resource, namespace, name))
+
+    async def list_all(
+        self, resource: Resource, namespace: str = "", *, labels: str = "", metadata_only: bool = False
+    ) -> list[Raw]:
+        try:
+            items = await self._pages(resource, namespace, labels, PAGE, metadata_only)
+        except GoneError:  # the list changed for so long that its next page is lost
+            items = await self._pages(resource, namespace, labels, 0, metadata_only)
+        for item in items:  # the items of a list do not repeat what they are
+            item["apiVersion"], item["kind"] = resource.api_version, resource.kind
+        return items
+
+    async def create(self, resource: Resource, body: Raw) -> Raw:
+        return await self._call("POST", _path(resource, body["metadata"].get("namespace", "")), body=body)
+
+    async def apply(self, resource: Resource, body: Raw, *, manager: str, force: bool = True, subresource: str = "") -> Raw:
+        path = _path(resource, body["metadata"].get("namespace", ""), body["metadata"]["name"], subresource)
+        query = {"fieldManager": manager, "force": str(force).lower()}
+        return await self._call("PATCH", path, query, body, content=Content.APPLY)
+
+    async def patch(
+        self, resource: Resource, namespace: str, name: str, body: Raw, *, content: Content = Content.MERGE
+    ) -> Raw:
+        return await self._call("PATCH", _path(resource, namespace, name), body=body, content=content)
+
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, *, uid: str = "", grace_s: int | None = None
+    ) -> None:
+        options: Raw = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
+        if uid:
+            options["preconditions"] = {"uid": uid}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        await self._call("DELETE", _path(resource, namespace, name), body=options)
+
+    async def _pages(self, resource: Resource, namespace: str, labels: str, page: int, metadata_only: bool) -> list[Raw]:
+        query = {"labelSelector": labels, "limit": str(page)}
+        items: list[Raw] = []
+        while True:
+            accept = _METADATA if metadata_only else ""
+            answer = await self._call("GET", _path(resource, namespace), query, accept=accept)
+            items += answer.get("items") or ()
+            following = answer["metadata"].get("continue", "")
+            if not following:
+                return items
+            query["continue"] = following
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Raw | None = None,
+        *,
+        content: str = "application/json",
+        accept: str = "",
+    ) -> Raw:
+        url = f"{path}?{urlencode({k: v for k, v in (query or {}).items() if v})}"
+        headers = {"Accept": accept or "application/json", "Content-Type": content}
+        client = self._client
+        try:
+            request: Any = await client.param_serialize(
+                method, url, header_params=headers, body=body, auth_settings=["BearerToken"]
+            )
+            response: Any = await client.call_api(*request, **self._deadline)
+            status, answer = response.status, await response.read()
+        except _UNREACHABLE as error:
+            raise UnavailableError(f"{method} {path}: {str(error) or type(error).__name__}") from error
+        if status == 401 and client is self._client:
+            await self._renew()
+        if status >= 300:
+            raise _refusal(f"{method} {path}", status, answer)
+        return _decoded(answer)
+
+    async def _renew(self) -> None:
+        _log.warning("the API server refused our credentials; reading them again")
+        old, self._client = self._client, self._connected(await self._load())
+        await old.close()  # type: ignore[no-untyped-call]
+
+    def _connected(self, configuration: Configuration) -> ApiClient:
+        client = ApiClient(configuration)
+        client.user_agent = self._user_agent
+        return client
+
+
+def _path(resource: Resource, namespace: str, name: str = "", subresource: str = "") -> str:
+    root = f"/apis/{resource.api_version}" if resource.group else f"/api/{resource.api_version}"
+    place = f"/namespaces/{namespace}" if resource.namespaced and namespace else ""
+    return "/".join(part for part in (f"{root}{place}/{resource.plural}", name, subresource) if part)
+
+
+def _refusal(what: str, status: int, answer: bytes) -> Exception:
+    said = _decoded(answer)
+    message = str(said.get("message") or answer[:300].decode(errors="replace") or "no reason given")
+    return error_of(status, str(said.get("reason", "")), f"{what}: {status}: {message}")
+
+
+def _decoded(answer: bytes) -> Raw:
+    """{} for what is no JSON object: proxies answer in HTML."""
+    try:
+        return msgspec.json.decode(answer, type=dict[str, Any]) if answer else {}
+    except msgspec.DecodeError:
+        return {}
