@@ -64,6 +64,9 @@ endif
 docs: .venv/.ready ## write docs/reference/ from the code
 	@.venv/bin/python scripts/make_docs.py
 
+crds: .venv/.ready ## write crds/ from the code
+	@.venv/bin/python scripts/make_crds.py
+
 bench: .venv/.ready setup-engine ## figures: decision, memory, agents, router beside its peers, streams, gate, sim fit
 	@command -v wrk >/dev/null || apt-get install -y -qq wrk || { echo "wrk is missing: apt-get update && apt-get install -y wrk"; exit 1; }
 	@.venv/bin/python bench/stage_length.py
@@ -78,4 +81,4 @@ bench: .venv/.ready setup-engine ## figures: decision, memory, agents, router be
 clean: ## remove environments and build outputs of this checkout
 	@rm -rf .venv .venv-engine build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup setup-engine model check test test-engine soak demo docs bench clean
+.PHONY: help setup setup-engine model check test test-engine soak demo docs crds bench clean

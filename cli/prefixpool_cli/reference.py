@@ -1,4 +1,4 @@
-"""Reference pages made from the code: settings, metrics, headers. `make docs` writes them; a test compares."""
+"""Reference pages made from the code: settings, metrics, headers, InferencePool. A test compares (`make docs`)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from prefixpool import names
 from prefixpool import settings as core_settings
+from prefixpool.api import page
 from prefixpool_agent import settings as agent_settings
 from prefixpool_agent.metrics import AgentMetrics
 from prefixpool_agent.sim import settings as sim_settings
@@ -65,7 +66,12 @@ _REQUEST_HEADERS: Final = (
 
 def pages() -> Mapping[str, str]:
     """File name -> Markdown."""
-    return {"settings.md": _settings(), "metrics.md": _metrics(), "headers.md": _headers()}
+    return {
+        "settings.md": _settings(),
+        "metrics.md": _metrics(),
+        "headers.md": _headers(),
+        "inferencepool.md": f"{_MADE}\n{page.page()}",
+    }
 
 
 def _settings() -> str:

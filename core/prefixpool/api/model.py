@@ -120,9 +120,7 @@ class Model(ApiStruct, frozen=True, kw_only=True):
 
     source: Annotated[
         Path,
-        Meta(
-            description=f"Hub repository as `organisation/name`, or an absolute path in the volume ({MODELS}/…) or the image."
-        ),
+        Meta(description=f"Hub repository as `organisation/name`, or an absolute path in the volume ({MODELS}/…) or image."),
     ]
     revision: Annotated[
         Text | None, Meta(description="Branch, tag or commit of the Hub repository; a commit never moves.")

@@ -47,6 +47,6 @@ class Amount(str):
 
 def _text(raw: Any, pattern: str, example: str) -> str:
     text = str(raw) if isinstance(raw, str | int) and not isinstance(raw, bool) else ""
-    if len(text) > LENGTH_MOST or not re.match(pattern, text):
+    if len(text) > LENGTH_MOST or not re.fullmatch(pattern, text):
         raise ValueError(f'"{raw}" is not a quantity; {example}')
     return text

@@ -27,7 +27,7 @@ class SpecError(PrefixpoolError):
 def check_name(obj: Mapping[str, Any]) -> None:
     """SpecError if children of a pool of this name could not be named."""
     name = (obj.get("metadata") or {}).get("name", "")
-    if len(name) > NAME_MOST or not re.match(NAME_PATTERN, name):
+    if len(name) > NAME_MOST or not re.fullmatch(NAME_PATTERN, name):
         raise SpecError(f"metadata.name: {name!r} {NAME_RULE}")
 
 
@@ -60,7 +60,7 @@ def _in_words(kind: type[msgspec.Struct], message: str, root: str) -> str:
         return f"{root}{path}.{missing[1]}: missing, but needed"
     if wrong := _NO_MEMBER.fullmatch(what):
         return f"{root}{path}: {wrong[1]} is none of {', '.join(_choices(kind, path))}"
-    return f"{root}{path}: {what[:1].lower()}{what[1:]}"
+    return f"{root}{path}: {what[:1].lower()}{what[1:]}".replace(" | null`", "`")
 
 
 def _choices(kind: type[msgspec.Struct], path: str) -> list[str]:
