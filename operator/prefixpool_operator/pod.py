@@ -1,0 +1,178 @@
+"""One pod of a pool as the plan sees it: what `plan()` reads of a raw Pod, and nothing else."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from prefixpool.wire import Info, State
+from prefixpool_operator.identity import A_REVISION, A_ROUTER_BEFORE, L_COMPONENT, Component
+from prefixpool_operator.observed import Raw
+from prefixpool_operator.render import router, worker
+
+A_RESTARTED: Final = "kubectl.kubernetes.io/restartedAt"  # what `kubectl rollout restart` leaves in a template
+_FAILED_STARTS: Final = 2  # restarts of a container, or of an engine, after which one that is not up counts as broken
+
+
+class Container(msgspec.Struct, frozen=True, kw_only=True):
+    """State of one container."""
+
+    name: str
+    image: str = ""  # as the pod asks for it
+    id: str = ""
+    started: bool = False  # its startup probe has succeeded since its last start
+    restarts: int = 0
+    waiting: str = ""  # reason
+    waiting_message: str = ""
+    ended: str = ""  # reason of the last end: OOMKilled, Error, Completed
+    ended_message: str = ""
+    ended_code: int = 0
+    ended_s: float = 0.0
+
+    @property
+    def crash_looping(self) -> bool:
+        return self.waiting == "CrashLoopBackOff" or (self.restarts >= _FAILED_STARTS and not self.started)
+
+
+class Pod(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica, a router or an inspection."""
+
+    name: str
+    uid: str
+    component: str
+    ordinal: int  # -1: none
+    revision: str
+    restarted_at: str
+    router_before: str
+    node: str
+    ready: bool
+    ready_since: str
+    terminating_s: float | None  # when it should be gone
+    unschedulable: str
+    failed: str  # Evicted and the like
+    worker: Container | None
+    router: Container | None
+    info: Info | None = None
+
+    @property
+    def available(self) -> bool:
+        return self.ready and self.terminating_s is None
+
+    @property
+    def is_worker(self) -> bool:
+        return self.component == Component.WORKER
+
+    @property
+    def failing(self) -> bool:
+        """Not up, and not about to be."""
+        if self.ready:
+            return False
+        if self.info is not None and (self.info.state is State.FAILED or self.engine_storm):
+            return True
+        return any(one is not None and one.crash_looping for one in (self.worker, self.router))
+
+    @property
+    def broken(self) -> bool:
+        """Serves nobody, and holds nothing that would be lost with it: it fails, or has not been up yet."""
+        return not self.ready and (self.failing or not self.served)
+
+    @property
+    def served(self) -> bool:
+        """Whether its engine has been up since the worker's container started."""
+        return self.worker is not None and self.worker.started
+
+    @property
+    def engine_storm(self) -> bool:
+        """The supervisor starts the engine again and again."""
+        info = self.info
+        return info is not None and info.restarts >= _FAILED_STARTS and info.state is State.STARTING
+
+    @property
+    def router_in_flight(self) -> bool:
+        """Its router is about to be replaced in place, or was asked to."""
+        return bool(self.router_before) and self.router is not None and self.router.id == self.router_before
+
+    @property
+    def value(self) -> tuple[int, int, int]:
+        """What would be lost with its cache, for sorting; of equals, the last ordinal goes first."""
+        info = self.info
+        return (info.resident_blocks, info.boundaries, -self.ordinal) if info else (0, 0, -self.ordinal)
+
+
+def read(raw: Raw, info: Info | None = None) -> Pod:
+    """Tolerates what a kubelet has not filled in yet."""
+    meta, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
+    annotations = meta.get("annotations") or {}
+    ready, scheduled = _condition(status, "Ready"), _condition(status, "PodScheduled")
+    deleted = meta.get("deletionTimestamp")
+    return Pod(
+        name=meta["name"],
+        uid=meta["uid"],
+        component=(meta.get("labels") or {}).get(L_COMPONENT, ""),
+        ordinal=_ordinal(meta["name"]),
+        revision=annotations.get(A_REVISION, ""),
+        restarted_at=annotations.get(A_RESTARTED, ""),
+        router_before=annotations.get(A_ROUTER_BEFORE, ""),
+        node=spec.get("nodeName") or "",
+        ready=ready.get("status") == "True",
+        ready_since=ready.get("lastTransitionTime") or "",
+        terminating_s=seconds(deleted) if deleted else None,
+        unschedulable=_unschedulable(scheduled),
+        failed=f"{status.get('reason') or 'Failed'}: {status.get('message') or 'no reason given'}"
+        if status.get("phase") == "Failed"
+        else "",
+        worker=_container(spec, status, "containers", "containerStatuses", worker.NAME),
+        router=_container(spec, status, "initContainers", "initContainerStatuses", router.NAME)
+        or _container(spec, status, "containers", "containerStatuses", router.NAME),
+        info=info,
+    )
+
+
+def seconds(stamp: str) -> float:
+    """Since 1970, of a time as Kubernetes writes it."""
+    return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()
+
+
+def _ordinal(name: str) -> int:
+    last = name.rpartition("-")[2]
+    return int(last) if last.isdigit() else -1
+
+
+def _condition(status: Raw, kind: str) -> Raw:
+    found: Raw = next((one for one in status.get("conditions") or () if one.get("type") == kind), {})
+    return found
+
+
+def _unschedulable(scheduled: Raw) -> str:
+    if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
+        return scheduled.get("message") or "no node fits"
+    return ""
+
+
+def _container(spec: Raw, status: Raw, specs: str, statuses: str, name: str) -> Container | None:
+    asked = _named(spec.get(specs), name)
+    if asked is None:
+        return None
+    found = _named(status.get(statuses), name) or {}
+    state, last = found.get("state") or {}, found.get("lastState") or {}
+    waiting = state.get("waiting") or {}
+    ended = state.get("terminated") or last.get("terminated") or {}
+    return Container(
+        name=name,
+        image=asked.get("image") or "",
+        id=found.get("containerID") or "",
+        started=bool(found.get("started")),
+        restarts=found.get("restartCount") or 0,
+        waiting=waiting.get("reason") or "",
+        waiting_message=waiting.get("message") or "",
+        ended=ended.get("reason") or "",
+        ended_message=ended.get("message") or "",
+        ended_code=ended.get("exitCode") or 0,
+        ended_s=seconds(ended["finishedAt"]) if ended.get("finishedAt") else 0.0,
+    )
+
+
+def _named(containers: Any, name: str) -> Raw | None:
+    return next((one for one in containers or () if one.get("name") == name), None)
