@@ -102,6 +102,7 @@ class Controller:
 
     async def run(self) -> None:
         """Until cancelled."""
+        self._beat_at = self._clock()  # others may have led for days
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:

@@ -1,0 +1,66 @@
+"""Asks agents how their engines are (`/info`). One that does not answer is left out: the plan lives with gaps."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Protocol
+
+import aiohttp
+import msgspec
+
+from prefixpool import names
+from prefixpool.wire import Info
+from prefixpool_operator.identity import L_COMPONENT, Component
+from prefixpool_operator.observed import Raw
+
+_log = logging.getLogger(__name__)
+
+_AT_ONCE: Final = 64
+_LONGEST_BYTES: Final = 1 << 20
+
+
+class Agents(Protocol):
+    """Who can be asked."""
+
+    async def infos(self, pods: Iterable[Raw], key: str) -> Mapping[str, Info]:
+        """By pod name, of those that answered. Never raises for an agent's sake."""
+        ...
+
+
+class HttpAgents:
+    """Agents at their pods' addresses. `timeout_s` is for one answer."""
+
+    def __init__(self, session: aiohttp.ClientSession, *, timeout_s: float, port: int = names.AGENT_PORT) -> None:
+        self._session = session
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._port = port
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def infos(self, pods: Iterable[Raw], key: str) -> Mapping[str, Info]:
+        asked = [pod for pod in pods if answers(pod)]
+        found = await asyncio.gather(*(self._info(pod, key) for pod in asked))
+        return {pod["metadata"]["name"]: info for pod, info in zip(asked, found, strict=True) if info is not None}
+
+    async def _info(self, pod: Raw, key: str) -> Info | None:
+        address = pod["status"]["podIP"]
+        host = f"[{address}]" if ":" in address else address
+        url = f"http://{host}:{self._port}{names.PATH_INFO}"
+        headers = {"Authorization": f"Bearer {key}"}
+        try:
+            async with self._slots, self._session.get(url, headers=headers, timeout=self._timeout) as answer:
+                answer.raise_for_status()
+                return msgspec.json.decode(await answer.content.read(_LONGEST_BYTES), type=Info)
+        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
+            said = str(error) or "no answer in time"
+            _log.debug("an agent did not answer", extra={"pod": pod["metadata"]["name"], "error": said})
+            return None
+
+
+def answers(pod: Raw) -> bool:
+    """Whether an agent may be listening there: a worker with an address whose container runs."""
+    labels: Mapping[str, str] = pod["metadata"].get("labels") or {}
+    status: Mapping[str, Any] = pod.get("status") or {}
+    running = any("running" in (c.get("state") or {}) for c in status.get("containerStatuses") or ())
+    return labels.get(L_COMPONENT) == Component.WORKER and bool(status.get("podIP")) and running

@@ -1,0 +1,131 @@
+"""Carries out what was planned, one action after the other. Decides nothing; the first refusal ends it.
+
+Every write asks first whether this process still leads.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import assert_never
+
+from prefixpool_operator import kube
+from prefixpool_operator.actions import FIELD_MANAGER, Action, Apply, CreateOnce, Delete, FillReplicas, PatchImage
+from prefixpool_operator.election import LeadershipLostError
+from prefixpool_operator.identity import key_of
+from prefixpool_operator.kube import AlreadyExistsError, ConflictError, Content, KubeApi, KubeError, NotFoundError
+from prefixpool_operator.metrics import OperatorMetrics
+from prefixpool_operator.observe import is_foreign
+from prefixpool_operator.observed import Key, Raw
+
+_log = logging.getLogger(__name__)
+
+
+class Applier:
+    """`secret` makes fresh random text for a key."""
+
+    def __init__(
+        self, api: KubeApi, *, leads: Callable[[], bool], secret: Callable[[], str], metrics: OperatorMetrics
+    ) -> None:
+        self._api = api
+        self._leads = leads
+        self._secret = secret
+        self._metrics = metrics
+
+    async def apply(self, pool: Raw, actions: Iterable[Action]) -> frozenset[Key]:
+        """Names that turned out to be somebody else's. Raises KubeError at the first action that fails."""
+        foreign: set[Key] = set()
+        for action in actions:
+            word, (kind, name) = type(action).__name__, target(action)
+            about = {"pool": pool["metadata"]["name"], "namespace": pool["metadata"]["namespace"]}
+            _log.info(word, extra={**about, "object": f"{kind}/{name}", "why": action.reason})
+            with self._writing(word, kind):
+                if await self._do(pool, action):
+                    foreign.add((kind, name))
+        return frozenset(foreign)
+
+    async def write_status(self, pool: Raw, status: Raw) -> None:
+        """The whole status, which is nobody else's. Raises KubeError; ConflictError: it is another pool by now."""
+        with self._writing("WriteStatus", kube.POOL.kind):
+            await self._api.apply(kube.POOL, {**_stub(pool), "status": status}, manager=FIELD_MANAGER, subresource="status")
+
+    async def _do(self, pool: Raw, action: Action) -> bool:
+        """True: nothing was done, because the name is somebody else's."""
+        namespace = pool["metadata"]["namespace"]
+        match action:
+            case Apply():
+                return await self._apply(pool, action)
+            case CreateOnce():
+                await self._create(action)
+            case Delete():
+                with suppress(NotFoundError, ConflictError):
+                    await self._api.delete(kube.resource_of(action.kind), namespace, action.name, uid=action.uid)
+            case PatchImage():
+                await self._patch_image(namespace, action)
+            case FillReplicas():
+                body = {**_stub(pool), "spec": {"replicas": action.replicas}}
+                with suppress(ConflictError):
+                    await self._api.apply(kube.POOL, body, manager=FIELD_MANAGER, force=False)
+            case _:
+                assert_never(action)
+        return False
+
+    async def _apply(self, pool: Raw, action: Apply) -> bool:
+        """Not by a create: its fields would stay when a later apply leaves them out."""
+        kind, name = key_of(action.object)
+        resource, meta = kube.resource_of(kind), pool["metadata"]
+        if action.absent and await is_foreign(self._api, resource, meta["namespace"], name, pool=meta["name"]):
+            return True
+        await self._api.apply(resource, action.object, manager=FIELD_MANAGER)
+        return False
+
+    async def _create(self, action: CreateOnce) -> None:
+        data = {key: base64.b64encode(self._secret().encode()).decode() for key in action.random_keys}
+        with suppress(AlreadyExistsError):
+            await self._api.create(kube.SECRET, {**action.object, "data": {**action.object.get("data", {}), **data}})
+
+    async def _patch_image(self, namespace: str, action: PatchImage) -> None:
+        body = {
+            "metadata": {"uid": action.uid, "annotations": dict(action.annotations)},
+            "spec": {"initContainers": [{"name": action.container, "image": action.image}]},
+        }
+        with suppress(NotFoundError, ConflictError):
+            await self._api.patch(kube.POD, namespace, action.pod, body, content=Content.STRATEGIC)
+
+    @contextmanager
+    def _writing(self, action: str, kind: str) -> Iterator[None]:
+        if not self._leads():
+            raise LeadershipLostError("this process no longer leads, so it writes nothing")
+        self._metrics.actions.labels(action, kind).inc()
+        try:
+            yield
+        except KubeError:
+            self._metrics.action_failures.labels(action, kind).inc()
+            raise
+
+
+def target(action: Action) -> Key:
+    """What an action writes to."""
+    match action:
+        case Apply() | CreateOnce():
+            return key_of(action.object)
+        case Delete():
+            return action.kind, action.name
+        case PatchImage():
+            return kube.POD.kind, action.pod
+        case FillReplicas():
+            return kube.POOL.kind, "spec.replicas"
+        case _:
+            assert_never(action)
+
+
+def _stub(pool: Raw) -> Raw:
+    """With the uid: a pool that was deleted meanwhile is not made anew, nor is its namesake touched."""
+    meta = pool["metadata"]
+    return {
+        "apiVersion": kube.POOL.api_version,
+        "kind": kube.POOL.kind,
+        "metadata": {"name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"]},
+    }

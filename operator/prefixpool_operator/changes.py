@@ -1,0 +1,75 @@
+"""Lists everything and says which pools look different from the last time: what watching missed is healed by this.
+
+Only metadata is read, a list for each kind, so that an idle cluster costs a dozen requests however many pools it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Final
+
+from prefixpool_operator import kube
+from prefixpool_operator.actions import FIELD_MANAGER
+from prefixpool_operator.controller import PoolKey
+from prefixpool_operator.identity import L_POOL
+from prefixpool_operator.kube import KubeApi, Resource
+from prefixpool_operator.observed import Raw
+
+MANAGED: Final = f"app.kubernetes.io/managed-by={FIELD_MANAGER}"
+_WHOLE_ROUNDS: Final = 10  # in which every pool is looked at, changed or not: Secrets, nodes and agents are in no list here
+
+_Versions = frozenset[tuple[str, str]]  # (uid, resource version) of a pool and all that is its
+
+
+class Changes:
+    """`namespaces`: those looked at, ("",) for all."""
+
+    def __init__(self, api: KubeApi, *, namespaces: tuple[str, ...], kinds: tuple[Resource, ...]) -> None:
+        self._api = api
+        self._namespaces = namespaces
+        self._kinds = kinds
+        self._before: Mapping[PoolKey, _Versions] = {}
+        self._round = 0
+
+    async def pools(self) -> list[PoolKey]:
+        """Raises KubeError; then the next call compares with the last one that succeeded."""
+        now = await self._versions()
+        before, self._before = self._before, now
+        self._round = (self._round + 1) % _WHOLE_ROUNDS
+        return [
+            key
+            for place, key in enumerate(sorted(now.keys() | before.keys()))
+            if place % _WHOLE_ROUNDS == self._round or now.get(key) != before.get(key)
+        ]
+
+    async def _versions(self) -> Mapping[PoolKey, _Versions]:
+        pools, *children = await asyncio.gather(
+            self._everywhere(kube.POOL, ""), *(self._everywhere(kind, MANAGED) for kind in self._kinds)
+        )
+        found: dict[PoolKey, set[tuple[str, str]]] = {_own_key(pool): {_version(pool)} for pool in pools}
+        belongings: dict[PoolKey, set[tuple[str, str]]] = defaultdict(set)
+        for child in (child for listed in children for child in listed):
+            belongings[owner(child)].add(_version(child))
+        return {key: frozenset(own | belongings[key]) for key, own in found.items()}
+
+    async def _everywhere(self, resource: Resource, labels: str) -> list[Raw]:
+        lists = await asyncio.gather(
+            *(self._api.list_all(resource, place, labels=labels, metadata_only=True) for place in self._namespaces)
+        )
+        return [obj for listed in lists for obj in listed]
+
+
+def owner(obj: Raw) -> PoolKey:
+    """The pool whose label an object bears; the name is "" for one without."""
+    meta = obj["metadata"]
+    return PoolKey(meta["namespace"], (meta.get("labels") or {}).get(L_POOL, ""))
+
+
+def _own_key(pool: Raw) -> PoolKey:
+    return PoolKey(pool["metadata"]["namespace"], pool["metadata"]["name"])
+
+
+def _version(obj: Raw) -> tuple[str, str]:
+    return obj["metadata"]["uid"], obj["metadata"]["resourceVersion"]

@@ -1,0 +1,112 @@
+"""What accelerators there are: from the labels that GPU Feature Discovery puts on nodes, or from ResourceSlices (DRA).
+
+Both are optional rights. Without them sizes must stand in the pool's spec, and the plan says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from prefixpool.api.quantity import Bytes
+from prefixpool_operator.kube import NODE, RESOURCE_SLICE, ForbiddenError, KubeApi, NotFoundError, Resource
+from prefixpool_operator.observed import Node, Raw
+
+_log = logging.getLogger(__name__)
+
+_MIB: Final = 1 << 20
+_MEMORY: Final = "nvidia.com/gpu.memory"  # MiB of one device, or of one MIG slice where all slices are alike
+_PRODUCT: Final = "nvidia.com/gpu.product"
+_REPLICAS: Final = "nvidia.com/gpu.replicas"  # above 1: devices are handed out several times over
+_SHARED: Final = "-SHARED"  # the product's ending where the device plugin shares devices and keeps the resource's name
+
+
+class Inventory(Protocol):
+    """Where accelerators' figures come from."""
+
+    async def nodes(self) -> tuple[Node, ...] | None:
+        """None: the operator may not look. Raises KubeError."""
+        ...
+
+
+class _Device(NamedTuple):
+    product: str
+    memory_bytes: int
+
+
+class ClusterInventory:
+    """Nodes and ResourceSlices, read at most once in `fresh_s`: clusters have thousands, and they seldom change."""
+
+    def __init__(self, api: KubeApi, *, fresh_s: float, clock: Callable[[], float]) -> None:
+        self._api = api
+        self._fresh_s = fresh_s
+        self._clock = clock
+        self._read_at: float | None = None
+        self._nodes: tuple[Node, ...] | None = None
+
+    async def nodes(self) -> tuple[Node, ...] | None:
+        if self._read_at is None or self._clock() - self._read_at > self._fresh_s:
+            self._nodes = await self._read()
+            self._read_at = self._clock()
+        return self._nodes
+
+    async def _read(self) -> tuple[Node, ...] | None:
+        nodes = await self._allowed(NODE)
+        if nodes is None:
+            return None
+        devices = devices_of(await self._allowed(RESOURCE_SLICE) or ())
+        return tuple(node_of(raw, devices.get(raw["metadata"]["name"], ())) for raw in nodes)
+
+    async def _allowed(self, resource: Resource) -> list[Raw] | None:
+        try:
+            return await self._api.list_all(resource)
+        except (ForbiddenError, NotFoundError) as error:  # no right, or a cluster older than this kind
+            if self._read_at is None:
+                _log.info("not read for sizing", extra={"kind": resource.kind, "why": str(error)})
+            return None
+
+
+def node_of(raw: Raw, devices: Sequence[_Device]) -> Node:
+    """Labels win over slices. Of unlike devices the smallest counts: a pod may get any."""
+    labels: Mapping[str, str] = raw["metadata"].get("labels") or {}
+    product, memory_bytes = labels.get(_PRODUCT, ""), _whole(labels.get(_MEMORY, "")) * _MIB
+    if not memory_bytes and devices:
+        product, memory_bytes = min(devices, key=lambda device: device.memory_bytes)
+    status = raw.get("status") or {}
+    return Node(
+        name=raw["metadata"]["name"],
+        ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ()),
+        labels=labels,
+        allocatable={name: _amount(value) for name, value in (status.get("allocatable") or {}).items()},
+        accelerator=product.removesuffix(_SHARED),
+        accelerator_bytes=memory_bytes,
+        shared=_whole(labels.get(_REPLICAS, "")) > 1 or product.endswith(_SHARED),
+    )
+
+
+def devices_of(slices: Sequence[Raw]) -> Mapping[str, list[_Device]]:
+    """Node → its devices that tell how much memory they have."""
+    found: dict[str, list[_Device]] = defaultdict(list)
+    for raw in slices:
+        spec = raw.get("spec") or {}
+        for device in spec.get("devices") or ():
+            size: Any = (device.get("capacity") or {}).get("memory", {}).get("value")
+            if size and spec.get("nodeName"):
+                product = (device.get("attributes") or {}).get("productName", {}).get("string", "")
+                found[spec["nodeName"]].append(_Device(product, _amount(size)))
+    return found
+
+
+def _amount(quantity: Any) -> int:
+    """Whole units, rounded down for thousandths (cpu: 15900m is 15). 0 for what is no quantity."""
+    text = str(quantity)
+    try:
+        return int(text.removesuffix("m")) // 1000 if text.endswith("m") else Bytes.parse(text)
+    except ValueError:
+        return 0
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() else 0

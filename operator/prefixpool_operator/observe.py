@@ -1,0 +1,113 @@
+"""Reads all that `plan()` may look at, of one pool, from the API server itself: no cache can be behind.
+
+Secrets are read by name, never listed, and their values go no further than the agents that they open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Callable
+from typing import NamedTuple
+
+from prefixpool_operator import kube
+from prefixpool_operator.agents import Agents
+from prefixpool_operator.controller import PoolKey
+from prefixpool_operator.identity import KEY_ENGINE, L_POOL, Identity, key_of
+from prefixpool_operator.inventory import Inventory
+from prefixpool_operator.kube import KubeApi, NotFoundError, Resource
+from prefixpool_operator.observed import Key, Observed, Raw, Settings
+
+
+class _Keys(NamedTuple):
+    """The pool's Secret, without values, and what its agents ask for."""
+
+    secret: Raw | None = None
+    engine: str = ""
+    foreign: bool = False  # the name is somebody else's
+
+
+class Observer:
+    """`now` is the wall clock, seconds since 1970. `kinds`: what a pool's children may be, Secrets apart."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        inventory: Inventory,
+        agents: Agents,
+        *,
+        kinds: tuple[Resource, ...],
+        settings: Settings,
+        now: Callable[[], float],
+    ) -> None:
+        self._api = api
+        self._inventory = inventory
+        self._agents = agents
+        self._kinds = kinds
+        self._settings = settings
+        self._now = now
+
+    async def observe(self, key: PoolKey, suspects: frozenset[Key]) -> Observed | None:
+        """None: the pool is gone. `suspects` are names that somebody else's object had before. Raises KubeError."""
+        try:
+            pool = await self._api.get(kube.POOL, *key)
+        except NotFoundError:
+            return None
+        labels = f"{L_POOL}={key.name}"
+        reads = (self._api.list_all(kind, key.namespace, labels=labels) for kind in (*self._kinds, kube.POD, kube.CLAIM))
+        lists, keys, taken, nodes = await asyncio.gather(
+            asyncio.gather(*reads), self._keys(pool), self._taken(key, suspects), self._inventory.nodes()
+        )
+        *children, pods, claims = lists
+        owned = [child for listed in children for child in listed] + ([keys.secret] if keys.secret else [])
+        return Observed(
+            pool=pool,
+            children={key_of(child): child for child in owned},
+            taken=taken | ({(kube.SECRET.kind, Identity.of(pool).keys)} if keys.foreign else frozenset()),
+            pods=tuple(pods),
+            claims=tuple(claims),
+            nodes=nodes,
+            infos=await self._agents.infos(pods, keys.engine) if keys.engine else {},
+            now_s=self._now(),
+            settings=self._settings,
+        )
+
+    async def _keys(self, pool: Raw) -> _Keys:
+        identity = Identity.of(pool)
+        try:
+            secret = await self._api.get(kube.SECRET, identity.namespace, identity.keys)
+        except NotFoundError:
+            return _Keys()
+        if not is_of(secret, identity.name):
+            return _Keys(foreign=True)
+        data = secret.get("data") or {}
+        return _Keys({**secret, "data": dict.fromkeys(data, "")}, _text(data.get(KEY_ENGINE, "")))
+
+    async def _taken(self, key: PoolKey, suspects: frozenset[Key]) -> frozenset[Key]:
+        names = list(suspects)
+        found = await asyncio.gather(
+            *(is_foreign(self._api, kube.resource_of(kind), key.namespace, name, pool=key.name) for kind, name in names)
+        )
+        return frozenset(name for name, taken in zip(names, found, strict=True) if taken)
+
+
+async def is_foreign(api: KubeApi, resource: Resource, namespace: str, name: str, *, pool: str) -> bool:
+    """Whether an object has this name that is not the pool's. Raises KubeError."""
+    try:
+        return not is_of(await api.get(resource, namespace, name), pool)
+    except NotFoundError:
+        return False
+
+
+def is_of(obj: Raw, pool: str) -> bool:
+    """Whether it bears the pool's label."""
+    return (obj["metadata"].get("labels") or {}).get(L_POOL) == pool
+
+
+def _text(encoded: str) -> str:
+    """ "" for what is no base64 of text: then no agent is asked."""
+    try:
+        return base64.b64decode(encoded, validate=True).decode().strip()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""

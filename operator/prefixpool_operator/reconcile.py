@@ -1,0 +1,58 @@
+"""One reconcile of one pool: observe, plan, act, write the status if it changed, tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from prefixpool_operator.actions import Event, EventType, Plan
+from prefixpool_operator.apply import Applier
+from prefixpool_operator.controller import Outcome, PoolKey
+from prefixpool_operator.events import EventPoster
+from prefixpool_operator.kube import ForbiddenError, InvalidError, NotFoundError
+from prefixpool_operator.observe import Observer
+from prefixpool_operator.observed import Key, Observed
+
+_NONE: Final[frozenset[Key]] = frozenset()
+
+
+class Reconciler:
+    """Remembers nothing that matters: names found taken are only looked at again."""
+
+    def __init__(self, observer: Observer, plan: Callable[[Observed], Plan], applier: Applier, events: EventPoster) -> None:
+        self._observer = observer
+        self._plan = plan
+        self._applier = applier
+        self._events = events
+        self._suspects: dict[PoolKey, frozenset[Key]] = {}
+
+    async def reconcile(self, key: PoolKey) -> Outcome:
+        """Raises KubeError; the status is written also when an action was refused."""
+        observed = await self._observer.observe(key, self._suspects.pop(key, _NONE))
+        if observed is None:
+            return Outcome(gone=True)
+        if observed.pool["metadata"].get("deletionTimestamp"):
+            return Outcome()  # its children go with it; making them anew would hold that up
+        if observed.taken:
+            self._suspects[key] = observed.taken
+        plan = self._plan(observed)
+        try:
+            foreign = await self._applier.apply(observed.pool, plan.actions)
+        except (ForbiddenError, InvalidError) as error:
+            refused = Event(type=EventType.WARNING, reason="Refused", message=f"the API server refuses a change: {error}")
+            await self._tell(observed, plan, refused)
+            raise
+        await self._tell(observed, plan)
+        if foreign:
+            self._suspects[key] = observed.taken | foreign
+            return Outcome(wake_after_s=0.0)  # the status is to say so
+        return Outcome(wake_after_s=plan.wake_after_s)
+
+    async def _tell(self, observed: Observed, plan: Plan, *more: Event) -> None:
+        pool = observed.pool
+        if plan.status_changed:
+            try:
+                await self._applier.write_status(pool, plan.status)
+            except NotFoundError:
+                return  # deleted meanwhile
+        await self._events.post(pool, (*plan.events, *more))

@@ -1,0 +1,170 @@
+"""One operator process: builds everything, waits until it leads, works, and ends in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import aiohttp
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from prefixpool_operator import kube
+from prefixpool_operator.agents import HttpAgents
+from prefixpool_operator.apply import Applier
+from prefixpool_operator.changes import Changes
+from prefixpool_operator.controller import Controller, Pace
+from prefixpool_operator.election import Elector, LeadershipLostError, LeaseTerms
+from prefixpool_operator.events import EventPoster
+from prefixpool_operator.health import Health, health_app
+from prefixpool_operator.inventory import ClusterInventory
+from prefixpool_operator.kube_client import KubeClient, load_configuration
+from prefixpool_operator.metrics import OperatorMetrics
+from prefixpool_operator.observe import Observer
+from prefixpool_operator.observed import Settings
+from prefixpool_operator.plan import plan
+from prefixpool_operator.reconcile import Reconciler
+from prefixpool_operator.settings import OperatorSettings
+from prefixpool_operator.triggers import Triggers
+
+_log = logging.getLogger(__name__)
+
+_USER_AGENT: Final = "prefixpool-operator"
+_SECRET_BYTES: Final = 32
+_SHUTDOWN_S: Final = 2.0  # for answers of the health port
+
+
+async def serve(settings: OperatorSettings, stop: asyncio.Event, *, abort: Callable[[int], None]) -> None:
+    """Until `stop`. `abort` must end the process at once; it is called when the Lease is lost. SettingsError: no server."""
+    registry = CollectorRegistry()
+    metrics = OperatorMetrics(registry)
+    async with AsyncExitStack() as stack:
+        api = KubeClient(await load_configuration(), timeout_s=settings.api_timeout_s, user_agent=_USER_AGENT)
+        stack.push_async_callback(api.close)
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        elector = _elector(settings, api)
+        metrics.leader.set_function(lambda: float(elector.leads()))
+        controller = _controller(settings, api, session, elector, metrics)
+        triggers = Triggers(
+            controller.wake,
+            load_configuration,
+            namespaces=settings.namespaces,
+            kinds=(*_children(settings), kube.POD),
+            timeout_s=settings.api_timeout_s,
+            metrics=metrics,
+        )
+        await _listen(stack, settings, health_app(_health(elector, controller), registry))
+        if await _before(stop, elector.acquire()):
+            await _lead(stop, elector, controller, triggers, abort)
+            await elector.release()
+
+
+async def _lead(
+    stop: asyncio.Event, elector: Elector, controller: Controller, triggers: Triggers, abort: Callable[[int], None]
+) -> None:
+    async def hold() -> None:
+        try:
+            await elector.hold()
+        except LeadershipLostError as error:
+            _log.critical("leadership lost; this process ends", extra={"why": str(error)})
+            abort(1)
+
+    async def work() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(controller.run(), name="controller")
+            await controller.synced.wait()  # watching needs the kinds to be there
+            group.create_task(triggers.run(), name="triggers")
+
+    holding = asyncio.create_task(hold(), name="lease")
+    try:
+        await _before(stop, work())
+    finally:
+        holding.cancel()
+        await asyncio.wait({holding})
+
+
+async def _before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether `work` ended before `stop`; if not, it is cancelled."""
+    stopping, working = asyncio.create_task(stop.wait()), asyncio.create_task(work)
+    try:
+        await asyncio.wait({stopping, working}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+            return True
+        return False
+    finally:
+        stopping.cancel()
+        working.cancel()
+        await asyncio.wait({stopping, working})
+
+
+def _elector(settings: OperatorSettings, api: KubeClient) -> Elector:
+    return Elector(
+        api,
+        namespace=settings.namespace,
+        name=settings.lease_name,
+        identity=f"{socket.gethostname()}_{secrets.token_hex(4)}",
+        terms=LeaseTerms(settings.lease_duration_s, settings.lease_renew_s, settings.lease_retry_s),
+        clock=time.monotonic,
+        now=lambda: datetime.now(UTC),
+        draw=random.random,
+    )
+
+
+def _controller(
+    settings: OperatorSettings, api: KubeClient, session: aiohttp.ClientSession, elector: Elector, metrics: OperatorMetrics
+) -> Controller:
+    kinds = _children(settings)
+    observer = Observer(
+        api,
+        ClusterInventory(api, fresh_s=settings.resync_s, clock=time.monotonic),
+        HttpAgents(session, timeout_s=settings.agent_timeout_s),
+        kinds=kinds,
+        settings=Settings(
+            worker_image=settings.worker_image,
+            router_image=settings.router_image,
+            operator_namespace=settings.namespace,
+            render_rbac=settings.router_rbac,
+            image_pull_policy=settings.image_pull_policy,
+        ),
+        now=time.time,
+    )
+    applier = Applier(api, leads=elector.leads, secret=lambda: secrets.token_urlsafe(_SECRET_BYTES), metrics=metrics)
+    changes = Changes(api, namespaces=settings.namespaces or ("",), kinds=(*kinds, kube.POD, kube.CLAIM))
+    return Controller(
+        Reconciler(observer, plan, applier, EventPoster(api, now=time.time)).reconcile,
+        changes.pools,
+        pace=Pace(concurrency=settings.concurrency, resync_s=settings.resync_s),
+        clock=time.monotonic,
+        draw=random.random,
+        metrics=metrics,
+    )
+
+
+def _children(settings: OperatorSettings) -> tuple[kube.Resource, ...]:
+    return (*kube.CHILDREN, *(kube.RBAC_CHILDREN if settings.router_rbac else ()))
+
+
+def _health(elector: Elector, controller: Controller) -> Health:
+    """One that waits to lead is ready: it does all that is asked of it."""
+
+    def not_ready() -> str:
+        return "" if controller.synced.is_set() or not elector.leads() else "pools were not listed yet"
+
+    return Health(dead=lambda: controller.stale() if elector.leads() else "", not_ready=not_ready)
+
+
+async def _listen(stack: AsyncExitStack, settings: OperatorSettings, app: web.Application) -> None:
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    await web.TCPSite(runner, settings.host, settings.port).start()
+    _log.info("metrics and health", extra={"host": settings.host, "port": runner.addresses[0][1]})

@@ -1,0 +1,148 @@
+"""What wakes a pool at once: kopf watches pools and everything of theirs. It decides nothing and writes nothing.
+
+kopf runs in a thread and event loop of its own: it cancels tasks that are not its own when it ends. Only `on.event`
+handlers are registered, because all others leave finalizers or annotations on objects. When watching ends by itself (a
+server that is down for long, a watch that is refused), it is started again; until then the resync does its work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import kopf
+from kubernetes.aio.client import Configuration
+
+from prefixpool_operator import kube
+from prefixpool_operator.changes import MANAGED, owner
+from prefixpool_operator.controller import PoolKey
+from prefixpool_operator.kube import Resource
+from prefixpool_operator.metrics import OperatorMetrics
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S: Final = 1.0  # before watching starts again; doubles up to the next
+_LONGEST_PAUSE_S: Final = 30.0
+_STOP_S: Final = 5.0
+
+
+class Triggers:
+    """`wake` is called in the loop that runs `run`. `load` says where the API server is and how to log in."""
+
+    def __init__(
+        self,
+        wake: Callable[[PoolKey], None],
+        load: Callable[[], Awaitable[Configuration]],
+        *,
+        namespaces: tuple[str, ...],
+        kinds: tuple[Resource, ...],
+        timeout_s: float,
+        metrics: OperatorMetrics,
+    ) -> None:
+        self._wake = wake
+        self._load = load
+        self._namespaces = namespaces
+        self._kinds = kinds
+        self._timeout_s = timeout_s
+        self._metrics = metrics
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            why = await self._watch()
+            _log.warning("watching ended; it starts again", extra={"error": str(why), "again_s": pause_s})
+            self._metrics.watch_restarts.inc()
+            await asyncio.sleep(pause_s)
+            pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
+
+    async def _watch(self) -> BaseException | None:
+        """One life of kopf; what ended it."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[BaseException | None] = loop.create_future()
+        stop = threading.Event()
+
+        def tell(why: BaseException | None) -> None:
+            if not ended.done():
+                ended.set_result(why)
+
+        def live() -> None:
+            why: BaseException | None = None
+            try:
+                asyncio.run(self._operator(loop, stop))
+            except BaseException as error:  # noqa: BLE001 -- the end of the thread; whoever waits decides
+                why = error
+            with suppress(RuntimeError):  # nobody waits any more
+                loop.call_soon_threadsafe(tell, why)
+
+        threading.Thread(target=live, name="kopf", daemon=True).start()
+        try:
+            return await asyncio.shield(ended)
+        finally:
+            stop.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_S):
+                    await ended
+
+    async def _operator(self, loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
+        registry = kopf.OperatorRegistry()
+        kopf.on.login(id="login", registry=registry)(self._login)
+        for resource in (kube.POOL, *self._kinds):
+            names = (resource.group, resource.api_version.rpartition("/")[2], resource.plural)
+            kopf.on.event(*names, id=resource.plural, registry=registry)(self._handler(resource, loop))
+        await kopf.operator(
+            registry=registry,
+            settings=self._settings(),
+            standalone=True,
+            clusterwide=not self._namespaces,
+            namespaces=self._namespaces,
+            stop_flag=stop,
+        )
+
+    def _handler(self, resource: Resource, loop: asyncio.AbstractEventLoop) -> Callable[..., Awaitable[None]]:
+        def key_of(body: Mapping[str, Any]) -> PoolKey:
+            if resource == kube.POOL:
+                return PoolKey(body["metadata"]["namespace"], body["metadata"]["name"])
+            return owner(dict(body))
+
+        async def seen(body: kopf.Body, **_: Any) -> None:
+            key = key_of(body)
+            if key.name:
+                loop.call_soon_threadsafe(self._wake, key)
+
+        return seen
+
+    def _settings(self) -> kopf.OperatorSettings:
+        settings = kopf.OperatorSettings()
+        settings.posting.enabled = False
+        settings.scanning.disabled = True  # kinds are fixed, and no right to list CRDs and namespaces is needed
+        settings.networking.request_timeout = self._timeout_s
+        settings.networking.error_backoffs = (1, 2, 4, 8)
+        settings.watching.server_timeout = 300
+        settings.watching.client_timeout = 310
+        settings.watching.connect_timeout = self._timeout_s
+        settings.watching.chunk_size = 500
+        for resource in self._kinds:
+            names = (resource.group, resource.api_version.rpartition("/")[2], resource.plural)
+            settings.watching.label_selectors[names] = MANAGED
+        return settings
+
+    async def _login(self, **_: Any) -> kopf.ConnectionInfo:
+        """The same way in as the rest of the operator's."""
+        found = await self._load()
+        token = await found.get_api_key_with_prefix("BearerToken")
+        scheme, _blank, secret = (token or "").partition(" ")
+        return kopf.ConnectionInfo(
+            server=found.host,
+            ca_path=found.ssl_ca_cert,
+            insecure=not found.verify_ssl,
+            scheme=scheme or None,
+            token=secret or None,
+            certificate_path=found.cert_file,
+            private_key_path=found.key_file,
+            proxy_url=found.proxy,
+        )
