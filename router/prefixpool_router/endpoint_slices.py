@@ -121,15 +121,15 @@ def _resolved(sightings: Sequence[_Sighting]) -> Member:
 
 def _one_pod(sightings: Sequence[_Sighting]) -> _Sighting:
     """The newest word of its preferred family; but terminating is never taken back."""
-    best = min(sightings, key=lambda each: (each.family, -each.version))
+    best = min(sightings, key=lambda each: (each.family, -each.version, each.member.engine, each.member.state))
     if any(each.member.state is MemberState.TERMINATING for each in sightings):
         return best._replace(member=msgspec.structs.replace(best.member, state=MemberState.TERMINATING))
     return best
 
 
-def _precedence(sighting: _Sighting) -> tuple[bool, int]:
-    """Of two pods of one name: the one that stays, then the newer."""
-    return sighting.member.state is not MemberState.TERMINATING, sighting.version
+def _precedence(sighting: _Sighting) -> tuple[bool, int, str]:
+    """Of two pods of one name: the one that stays, then the newer; else any, but the same for all routers."""
+    return sighting.member.state is not MemberState.TERMINATING, sighting.version, sighting.pod
 
 
 def _state(conditions: Conditions) -> MemberState:

@@ -136,8 +136,7 @@ class SliceApi:
     async def _page(self, query: dict[str, str]) -> _Page:
         try:
             async with asyncio.timeout(self._deadlines.answer), self._opened("list", query) as answer:
-                body = await answer.read()
-            return msgspec.json.decode(body, type=_Page)
+                return msgspec.json.decode(await answer.read(), type=_Page)
         except TimeoutError as error:
             raise ApiError(f"list: {self._server.url} did not answer within {self._deadlines.answer:g} s") from error
 
