@@ -98,7 +98,6 @@ def test_the_demo_on_the_sim_writes_its_report(tmp_path: Path) -> None:
         "equal": 30,
         "near_ties": 0,
         "wrong": 0,
-        "wrong_by_one_step": 0,
         "steps_wrong": [],
         "differences": [],
     }

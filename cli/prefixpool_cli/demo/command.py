@@ -23,6 +23,9 @@ MAX_MODEL_LEN: Final = 4096
 SIM_MODEL: Final = "sim-135m"
 # The sim runs on the clock: times are scaled so that all arms take less than a minute.
 SIM_TIME_SCALE: Final = 0.025
+# The greedy comparison (greedy.py) asks for equal answers, however a prompt was split. In bf16 this model's logits move in
+# steps of 0.125, so that rounding alone turns ties over; in float32 only a wrong cache can.
+DTYPE: Final = "float32"
 
 
 def pool_spec(engine: EngineKind, model: str, replicas: int, blocks: int, out: Path) -> PoolSpec:
@@ -38,6 +41,7 @@ def pool_spec(engine: EngineKind, model: str, replicas: int, blocks: int, out: P
         max_model_len=MAX_MODEL_LEN,
         dev_mode=True,
         engine_args=f"--time-scale {SIM_TIME_SCALE}" if sim else "",
+        worker_args=() if sim else ("--dtype", DTYPE),
         keep_logs=str(out / "logs"),
     )
 

@@ -108,8 +108,6 @@ def goals(
     ]
     if greedy is not None:
         seen = f"{greedy.equal} equal, {greedy.near_ties} near-ties, {greedy.wrong} wrong"
-        if greedy.wrong_by_one_step:
-            seen += f" ({greedy.wrong_by_one_step} by one bf16 step)"
         found.append(_goal("greedy answers as from one engine alone", seen, greedy.wrong == 0))
     return tuple(found)
 
