@@ -135,6 +135,14 @@ RULES: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = [
         [{"kvBudget": SESSIONS, "minReplicas": 4, "maxReplicas": 3}],
     ),
     (
+        "vLLM on CPUs takes block sizes",
+        [
+            {"accelerator": {"resource": "cpu", "memory": "4Gi"}, "engine": engine}
+            for engine in ({"blockSize": 64}, {"blockSize": 8, "kind": "sim"}, {})
+        ],
+        [{"accelerator": {"resource": "cpu", "memory": "4Gi"}, "engine": {"blockSize": 16}}],
+    ),
+    (
         "sessions are longer than the longest sequence",
         [
             {"kvBudget": SESSIONS, "engine": {"maxModelLen": 8000}},

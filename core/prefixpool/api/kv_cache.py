@@ -44,9 +44,12 @@ class DiskTier(ApiStruct, frozen=True, kw_only=True):
         "disks of living replicas stay where they are: create a new InferencePool, or remove kvCache.disk first",
     )
 
-    size: Annotated[Bytes, Meta(description="Disk for KV: of each replica, or of all together on a shared claim.")]
+    size: Annotated[
+        Bytes,
+        Meta(description="Disk for KV: of each replica, or of all on a shared claim. Without class or claim: of the node."),
+    ]
     storage_class_name: Annotated[
-        ObjectName | None, Meta(description="StorageClass of each replica's claim; by default the cluster's own.")
+        ObjectName | None, Meta(description="StorageClass of a claim for each replica, which outlives its pods.")
     ] = None
     shared_claim_name: Annotated[
         ObjectName | None,

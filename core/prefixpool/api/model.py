@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta
 
 from prefixpool.api.quantity import Bytes
 from prefixpool.api.struct import ATOMIC, BY_NAME, ApiStruct, ObjectName, Path, Rule, Small, Text, Tokens, at_most_one
+from prefixpool.sizing.shape import LayerKind
 
 MODELS: Final = "/models"  # where the volume is mounted
 
@@ -31,16 +31,6 @@ class Adapter(ApiStruct, frozen=True, kw_only=True):
     source: Annotated[Path, Meta(description="Hub repository, or absolute path in the volume or the image.")]
 
 
-class KvKind(StrEnum):
-    """What layers keep of the past."""
-
-    FULL = "full"
-    WINDOW = "window"
-    CHUNK = "chunk"
-    LATENT = "latent"
-    STATE = "state"
-
-
 class KvFigures(ApiStruct, frozen=True, kw_only=True):
     """Layers that keep the same kind of KV."""
 
@@ -49,17 +39,17 @@ class KvFigures(ApiStruct, frozen=True, kw_only=True):
             "self.kind == 'state' ? has(self.stateBytes) && !has(self.valuesPerToken) "
             ": has(self.valuesPerToken) && !has(self.stateBytes)",
             "layers of kind state need stateBytes, all others valuesPerToken",
-            lambda kv: (kv.kind is KvKind.STATE) == (kv.state_bytes is not None) == (kv.values_per_token is None),
+            lambda kv: (kv.kind is LayerKind.STATE) == (kv.state_bytes is not None) == (kv.values_per_token is None),
         ),
         Rule(
             "(self.kind == 'window' || self.kind == 'chunk') == has(self.window)",
             "layers of kind window or chunk need window (in tokens), others take none",
-            lambda kv: (kv.kind in (KvKind.WINDOW, KvKind.CHUNK)) == (kv.window is not None),
+            lambda kv: (kv.kind in (LayerKind.WINDOW, LayerKind.CHUNK)) == (kv.window is not None),
         ),
     )
 
     kind: Annotated[
-        KvKind,
+        LayerKind,
         Meta(description="full: all tokens; window: the last ones; chunk: the current chunk; latent: MLA; state: constant."),
     ]
     layers: Annotated[Small, Meta(description="Number of such layers.")]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta
 
 from prefixpool.api import reading
-from prefixpool.api.engine import Accelerator, Engine
+from prefixpool.api.engine import CPU, Accelerator, Engine, EngineKind
 from prefixpool.api.kv_cache import KvBudget, KvCache
 from prefixpool.api.model import Model
 from prefixpool.api.placement import Placement
@@ -49,6 +49,16 @@ class PoolSpec(ApiStruct, frozen=True, kw_only=True):
             "minReplicas is above maxReplicas: swap them",
             lambda spec: spec.min_replicas is None or spec.max_replicas is None or spec.min_replicas <= spec.max_replicas,
             ".minReplicas",
+        ),
+        Rule(
+            f"self.accelerator.resource != '{CPU}' || self.engine.kind != 'vllm' "
+            "|| !has(self.engine.blockSize) || self.engine.blockSize % 32 == 0",
+            "vLLM on CPUs takes block sizes that are multiples of 32: set engine.blockSize to 32 or 64, or leave it out",
+            lambda spec: (
+                not (spec.accelerator.on_cpu and spec.engine.kind is EngineKind.VLLM)
+                or (spec.engine.block_size or 0) % 32 == 0
+            ),
+            ".engine.blockSize",
         ),
         Rule(
             "!(has(self.kvBudget) && has(self.kvBudget.tokensPerSession) && has(self.engine.maxModelLen)) "

@@ -6,6 +6,7 @@ Pure and closed form; never imports vLLM. What each module knows:
     shape       what of a model matters for memory, read from its config.json
     weights     its parameters, and the bytes that they take as stored
     catalogue   well-known models and accelerators
+    inspection  what a look at a model's files found, as a document
     kv          how the engine cuts KV memory into blocks and groups of layers
     parallel    what tensor and pipeline parallelism leave on one device
     memory      what one device's memory goes to

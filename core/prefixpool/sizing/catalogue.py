@@ -7,6 +7,7 @@ that the driver shows, and peak figures of vendors' data sheets (`AIC`: aiconfig
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -156,11 +157,31 @@ CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 def model(name: str) -> ModelShape:
     """By name, in any case, with or without its publisher and `-instruct`. SizingError names what there is."""
-    wanted = name.lower().rsplit("/", 1)[-1]
-    for known in (wanted, wanted.removesuffix("-instruct"), wanted.removesuffix("-it")):
-        if known in CONFIGS:
-            return parse(CONFIGS[known], known)
-    raise SizingError(f"no model {name!r} in the catalogue; it has {', '.join(CONFIGS)}")
+    found = find(name)
+    if found is None:
+        raise SizingError(f"no model {name!r} in the catalogue; it has {', '.join(CONFIGS)}")
+    return found
+
+
+def find(name: str) -> ModelShape | None:
+    """As `model`; None if it is not there."""
+    wanted = name.lower().rstrip("/").rsplit("/", 1)[-1]
+    names = (wanted, wanted.removesuffix("-instruct"), wanted.removesuffix("-it"))
+    return next((parse(CONFIGS[known], known) for known in names if known in CONFIGS), None)
+
+
+def cpu(memory: int) -> Accelerator:
+    """CPUs, and the memory that a whole replica may take. Speeds are not known."""
+    return Accelerator(name="cpu", memory=memory, bandwidth=0, bf16=0, fp8=0, host_link=0, host_memory=True)
+
+
+def device_like(product: str, memory: int) -> Accelerator:
+    """A device as a node names it (`NVIDIA-A100-SXM4-80GB`), with the memory that it has; speeds are 0 if it is unknown."""
+    words = re.split(r"[^a-z0-9]+", product.lower())
+    alike = [one for one in ACCELERATORS.values() if one.name.split("-")[0] in words]
+    if not alike:
+        return Accelerator(name=product, memory=memory, bandwidth=0, bf16=0, fp8=0, host_link=0)
+    return msgspec.structs.replace(min(alike, key=lambda one: abs(one.memory - memory)), memory=memory)
 
 
 def accelerator(name: str) -> Accelerator:

@@ -8,6 +8,8 @@ from typing import Any, Final
 from prefixpool.sizing.errors import ShapeError
 
 _NEEDED: Final = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+_OLD_NAMES: Final = (("n_embd", "hidden_size"), ("n_layer", "num_hidden_layers"), ("n_head", "num_attention_heads"))
+_MAMBA: Final = ("ssm_state_size", "mamba_d_state", "mamba_num_heads")
 _WHOLE: Final = (
     "num_key_value_heads", "head_dim", "intermediate_size", "intermediate_size_mlp", "moe_intermediate_size",
     "shared_expert_intermediate_size", "n_inner", "num_experts", "n_routed_experts", "num_local_experts", "n_shared_experts",
@@ -18,6 +20,12 @@ _WHOLE: Final = (
                   "linear_conv_kernel_dim")),
 )  # fmt: skip
 _KINDS: Final = {"text_config": dict, "quantization_config": dict, "layer_types": list, "no_rope_layers": list}
+_READ: Final = frozenset((
+    *_NEEDED, *_WHOLE, *_KINDS, *(old for old, _ in _OLD_NAMES), "model_type", "torch_dtype", "dtype", "multi_query",
+    "attention_bias", "tie_word_embeddings", "topk_method", "use_sliding_window", "mamba_ssm_dtype",
+    "quant_method", "quant_algo", "bits", "w_bit", "load_in_4bit", "config_groups", "weights", "num_bits",
+    *_MAMBA,
+))  # fmt: skip
 _KIND_WORDS: Final = {dict: "an object", list: "a list"}
 
 
@@ -25,7 +33,7 @@ def checked(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The text part, with names and defaults as most models have them. ShapeError names the field that is missing or odd."""
     text = config.get("text_config")
     found = {**config, **(text if isinstance(text, Mapping) else {})}
-    for old, new in (("n_embd", "hidden_size"), ("n_layer", "num_hidden_layers"), ("n_head", "num_attention_heads")):
+    for old, new in _OLD_NAMES:
         if old in found:
             found.setdefault(new, found[old])
     for field in _NEEDED:
@@ -33,7 +41,7 @@ def checked(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ShapeError(f"{name}: config.json has no usable `{field}` (found {value!r}); a whole number is needed")
     _check_numbers(found, name)
-    for field in ("ssm_state_size", "mamba_d_state", "mamba_num_heads"):
+    for field in _MAMBA:
         if field in found:
             raise ShapeError(f"{name}: Mamba layers (`{field}`) have no closed form here; give the figures by hand")
     if found.get("multi_query"):
@@ -42,6 +50,15 @@ def checked(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     found["head_dim"] = found.get("head_dim") or found["hidden_size"] // found["num_attention_heads"]
     found["intermediate_size"] = found.get("intermediate_size") or found.get("n_inner") or 4 * found["hidden_size"]
     return found
+
+
+def needed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Only the fields that sizing reads; of objects in it as well."""
+    return {
+        name: needed(value) if isinstance(value, Mapping) else value
+        for name, value in config.items()
+        if (name in _READ or name.startswith("group_")) and value is not None
+    }
 
 
 def _check_numbers(config: Mapping[str, Any], name: str) -> None:

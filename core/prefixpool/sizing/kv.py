@@ -17,6 +17,7 @@ from prefixpool.sizing.parallel import Parallel, copies, rank_layers, stage_laye
 from prefixpool.sizing.shape import KvLayers, LayerKind, ModelShape
 
 DEFAULT_BLOCK_TOKENS: Final = 16
+CPU_BLOCK_TOKENS: Final = 32  # what our worker asks for on CPUs, and the sim
 NULL_BLOCKS: Final = 1  # block 0 stands for "nothing here" and never holds KV
 _NEARLY_EQUAL: Final = 1.5  # below it, the rarer kind is padded instead of splitting the commoner one
 

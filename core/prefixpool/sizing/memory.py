@@ -19,6 +19,7 @@ GIB: Final = 1 << 30
 DEFAULT_UTILISATION_PERCENT: Final = 92  # vLLM's own since 0.21
 
 _CONTEXT: Final = GIB * 6 // 10  # the driver's context and libraries
+_CPU_CONTEXT: Final = 2 * GIB  # of API server, engine and agent: Python, torch, segments in shared memory
 _COMMUNICATION: Final = GIB * 4 // 10  # buffers of NCCL, with more than one device
 _GRAPHS_LEAST: Final = GIB * 3 // 10
 _GRAPHS_MOST: Final = GIB * 3 // 2
@@ -41,6 +42,8 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def default(cls, accelerator: Accelerator, parallel: Parallel) -> Batching:
         """vLLM's defaults for its API server (0.32, `EngineArgs.get_batch_defaults`, `max_concurrent_batches`)."""
+        if accelerator.host_memory:
+            return cls(tokens=2048 * parallel.devices, sequences=128 * parallel.devices, concurrent=parallel.pipeline)
         concurrent = parallel.pipeline + 1
         if accelerator.memory >= _HUGE_DEVICE:
             return cls(tokens=16384, sequences=1024, concurrent=concurrent)
@@ -78,15 +81,15 @@ def divide(
 ) -> DeviceMemory:
     """Bytes on the fullest device of a replica."""
     weights = rank_weight_bytes(shape, parallel)
-    gpu = not accelerator.host_memory
-    graphs = min(max(weights // _GRAPHS_OF_WEIGHTS, _GRAPHS_LEAST), _GRAPHS_MOST) if gpu else 0
+    graphs = min(max(weights // _GRAPHS_OF_WEIGHTS, _GRAPHS_LEAST), _GRAPHS_MOST)
+    context = _CONTEXT + (_COMMUNICATION if parallel.devices > 1 else 0)
     return DeviceMemory(
         total=accelerator.memory,
         usable=accelerator.memory * utilisation_percent // 100,
         weights=weights,
         activations=activation_bytes(shape, parallel, batching),
-        graphs=graphs,
-        context=_CONTEXT + (_COMMUNICATION if parallel.devices > 1 else 0),
+        graphs=0 if accelerator.host_memory else graphs,
+        context=_CPU_CONTEXT if accelerator.host_memory else context,
     )
 
 

@@ -87,7 +87,7 @@ def plan(request: SizingRequest) -> SizingPlan:
         replicas=outcome.replicas,
         sessions_per_replica=outcome.sessions,
         host_needs=host_needs(
-            wanted.parallel, wanted.host_bytes, sized.divided.usable if wanted.accelerator.host_memory else 0
+            wanted.parallel, wanted.host_bytes, sized.divided.total if wanted.accelerator.host_memory else 0
         ),
     )
 

@@ -104,6 +104,36 @@ def with_stored_bytes(shape: ModelShape, stored_bytes: int) -> ModelShape:
     return msgspec.structs.replace(shape, stored_bytes=stored_bytes)
 
 
+def by_hand(  # figures that a person gives; weights are not told apart by kind
+    *,
+    name: str,
+    kv: tuple[KvLayers, ...],
+    weight_bytes: int,
+    hidden: int,
+    intermediate: int,
+    heads: int,
+    vocabulary: int,
+    max_model_len: int,
+) -> ModelShape:
+    """A shape from bare figures. All weights count as split over tensor-parallel ranks, and as read for each token."""
+    return ModelShape(
+        name=name,
+        kv=kv,
+        parameters=Parameters(
+            embedding=0, embeddings=1, attention=0, dense=weight_bytes // 2, experts=0, active_experts=0, down=0, small=0
+        ),
+        bits=StoredBits(base=16, linear=16, experts=16),
+        layers=sum(layers.count for layers in kv),
+        hidden=hidden,
+        intermediate=intermediate,
+        heads=heads,
+        head_size=max(1, hidden // heads),
+        vocabulary=vocabulary,
+        max_model_len=max_model_len,
+        stored_bytes=weight_bytes,
+    )
+
+
 def header_bytes(headers: Sequence[Mapping[str, Any]]) -> int:
     """Bytes of all tensors in decoded safetensors headers (one mapping for each file)."""
     return sum(

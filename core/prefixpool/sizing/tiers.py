@@ -53,7 +53,9 @@ def _tier(layout: KvLayout, blocks: int, chunk: int, length: int) -> TierSize:
 
 
 def host_needs(parallel: Parallel, pool_bytes: int, device_on_host: int) -> HostNeeds:
-    """Limits for a pod with a host pool. `device_on_host`: weights, KV and overhead where the engine computes on CPU."""
-    shared = _SHARED_BASE + pool_bytes * _SHARED_OVER_POOL_TENTHS // 10
+    """Limits for a pod. `device_on_host`: on CPUs, the memory that all of it takes but the pool."""
+    pool = pool_bytes * _SHARED_OVER_POOL_TENTHS // 10
+    if device_on_host:
+        return HostNeeds(shared_memory=_SHARED_BASE + pool, memory=device_on_host + pool)
     base = _PROCESS_BASE + _PROCESS_PER_RANK * (parallel.devices - 1)
-    return HostNeeds(shared_memory=shared, memory=base + shared + device_on_host)
+    return HostNeeds(shared_memory=_SHARED_BASE + pool, memory=base + _SHARED_BASE + pool)

@@ -1,0 +1,155 @@
+"""From a spec to a `SizingRequest`: which shape, which device, which settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from prefixpool.api.engine import Accelerator as AcceleratorSpec
+from prefixpool.api.engine import EngineKind
+from prefixpool.api.model import Model, ShapeFigures
+from prefixpool.api.spec import PoolSpec
+from prefixpool.sizing import catalogue, shape
+from prefixpool.sizing.catalogue import Accelerator
+from prefixpool.sizing.inspection import Inspection
+from prefixpool.sizing.kv import CPU_BLOCK_TOKENS, DEFAULT_BLOCK_TOKENS
+from prefixpool.sizing.memory import DEFAULT_UTILISATION_PERCENT, Batching
+from prefixpool.sizing.parallel import Parallel
+from prefixpool.sizing.plan import SizingPlan
+from prefixpool.sizing.request import Budget, SizingRequest
+from prefixpool.sizing.shape import KvLayers, ModelShape
+
+NO_SHAPE: Final = (
+    "nothing is known of this model: spec.model.shape is not given, the catalogue does not have it, "
+    "and no inspection of its files has succeeded; any one of the three is enough"
+)
+NO_DEVICE: Final = (
+    "nothing is known of the device's memory: set spec.accelerator.memory, or let the operator read nodes with the "
+    "label nvidia.com/gpu.memory or ResourceSlices"
+)
+_BATCHED_TOKENS: Final = "--max-num-batched-tokens"
+
+
+class ShapeSource(StrEnum):
+    """Where a model's figures come from."""
+
+    SPEC = "Spec"
+    CATALOGUE = "Catalogue"
+    INSPECTION = "Inspection"
+
+
+class KnownShape(NamedTuple):
+    """A shape, and who says so."""
+
+    shape: ModelShape
+    source: ShapeSource
+
+
+def known_shape(model: Model, kind: EngineKind, inspected: Inspection | None = None) -> KnownShape | None:
+    """By hand, from the catalogue, from an inspection. None: none of them (see `NO_SHAPE`). ShapeError: an odd config.json.
+
+    A folder's name says little of what is in it, so the catalogue answers for names on the Hub (and for simulations) only.
+    """
+    if model.shape is not None:
+        return KnownShape(_by_hand(model.shape, model.name), ShapeSource.SPEC)
+    listed = kind is EngineKind.SIM or not model.source.startswith("/")
+    if listed and (found := catalogue.find(model.source)):
+        return KnownShape(found, ShapeSource.CATALOGUE)
+    if inspected is not None:
+        return KnownShape(inspected.shape(model.name), ShapeSource.INSPECTION)
+    return None
+
+
+def known_device(spec: AcceleratorSpec, product: str = "", memory_bytes: int = 0) -> Accelerator | None:
+    """`product` and `memory_bytes`: what nodes say. None: nobody says how much memory there is (`NO_DEVICE`)."""
+    memory = spec.memory or memory_bytes
+    if spec.on_cpu:
+        return catalogue.cpu(memory)
+    return catalogue.device_like(product or spec.resource, memory) if memory else None
+
+
+def sizing_request(spec: PoolSpec, model: ModelShape, device: Accelerator) -> SizingRequest:
+    """What to ask `sizing.plan.plan`. Contradictions are found there (SizingError)."""
+    parallel = Parallel(tensor=spec.accelerator.tensor_parallel, pipeline=spec.accelerator.pipeline_parallel)
+    cache = spec.kv_cache
+    return SizingRequest(
+        shape=model,
+        accelerator=device,
+        parallel=parallel,
+        kv_dtype=cache.dtype,
+        utilisation_percent=cache.memory_utilization_percent or DEFAULT_UTILISATION_PERCENT,
+        max_model_len=spec.engine.max_model_len or 0,
+        block_tokens=spec.engine.block_size or _block_tokens(spec),
+        batching=_batching(spec, Batching.default(device, parallel)),
+        host_bytes=cache.host.memory if cache.host else 0,
+        disk_bytes=cache.disk.size if cache.disk else 0,
+        budget=_budget(spec),
+        replicas=1,
+    )
+
+
+def budgeted_replicas(spec: PoolSpec, plan: SizingPlan) -> int:
+    """Replicas while nobody else sets them: the budget's, within minReplicas and maxReplicas; 1 without a budget."""
+    fewest, most = spec.min_replicas or 0, spec.max_replicas
+    wanted = max(plan.replicas, fewest)
+    return wanted if most is None else min(wanted, most)
+
+
+def _block_tokens(spec: PoolSpec) -> int:
+    on_host = spec.accelerator.on_cpu or spec.engine.kind is EngineKind.SIM
+    return CPU_BLOCK_TOKENS if on_host else DEFAULT_BLOCK_TOKENS
+
+
+def _batching(spec: PoolSpec, default: Batching) -> Batching:
+    return replace(
+        default,
+        sequences=spec.engine.max_num_seqs or default.sequences,
+        tokens=_given(spec.engine.extra_args, _BATCHED_TOKENS) or default.tokens,
+    )
+
+
+def _given(args: Sequence[str], flag: str) -> int:
+    """The last value of a flag, as `--flag=8192` or in two entries; 0: not given, or no number."""
+    words = [word for one in args for word in one.split("=", 1)]
+    values = [value for name, value in pairwise(words) if name == flag and value.isdecimal()]
+    return int(values[-1]) if values else 0
+
+
+def _budget(spec: PoolSpec) -> Budget | None:
+    wanted = spec.kv_budget
+    if wanted is None:
+        return None
+    return Budget(
+        resident_tokens=wanted.resident_tokens or 0,
+        sessions=wanted.sessions or 0,
+        tokens_per_session=wanted.tokens_per_session or 0,
+        tier=wanted.tier,
+    )
+
+
+def _by_hand(figures: ShapeFigures, name: str) -> ModelShape:
+    kv = tuple(
+        KvLayers(
+            kind=one.kind,
+            count=one.layers,
+            heads=one.heads,
+            values=one.values_per_token or 0,
+            window=one.window or 0,
+            state_bytes=one.state_bytes or 0,
+        )
+        for one in figures.kv
+    )
+    return shape.by_hand(
+        name=name,
+        kv=kv,
+        weight_bytes=figures.weights,
+        hidden=figures.hidden_size,
+        intermediate=figures.intermediate_size,
+        heads=figures.attention_heads,
+        vocabulary=figures.vocabulary_size,
+        max_model_len=figures.max_model_len,
+    )
