@@ -56,7 +56,7 @@ def test_what_is_too_long_for_a_termination_message_is_refused() -> None:
 
 
 def test_a_failed_inspection_speaks_for_itself() -> None:
-    with pytest.raises(ShapeError, match="^the token may not read"):
+    with pytest.raises(ShapeError, match=r"^the token may not read"):
         inspection.read(inspection.write_error("the token may not read " + "x" * 9999))
     assert len(inspection.write_error("x" * 9999)) <= inspection.DOCUMENT_MOST
 
