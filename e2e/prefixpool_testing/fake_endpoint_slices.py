@@ -91,10 +91,19 @@ class FakeEndpointSlices:
             self._generation += 1
             self._news.notify_all()
 
-    def application(self) -> web.Application:
+    async def start(self) -> None:
+        """Listen; where it did before, if it did."""
         app = web.Application()
         app.router.add_get(PATH, self._handle)
-        return app
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
+        await self._runner.setup()
+        port = urlsplit(self.url).port or 0
+        await web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def stop(self) -> None:
+        """All connections end, too."""
+        await self._runner.cleanup()
 
     async def _record(self, kind: str, found: Object) -> None:
         async with self._news:
@@ -162,16 +171,13 @@ class FakeEndpointSlices:
 
 
 @asynccontextmanager
-async def listening(api: FakeEndpointSlices, port: int = 0) -> AsyncIterator[str]:
-    """Its URL. Leaving ends it with all its connections; the same port brings it back."""
-    runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
+async def listening(api: FakeEndpointSlices) -> AsyncIterator[str]:
+    """Its URL."""
+    await api.start()
     try:
-        await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()
-        api.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         yield api.url
     finally:
-        await runner.cleanup()
+        await api.stop()
 
 
 def _line(kind: str, found: Object) -> bytes:

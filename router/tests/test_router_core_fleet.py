@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -24,7 +25,7 @@ DEPTHS = array("I", [64, 128, 192])
 class World:
     """A fleet with a clock that the test turns."""
 
-    def __init__(self, **settings: float) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.now = 100.0
         self.registry = CollectorRegistry()
         self.metrics = RoutingMetrics(self.registry)
@@ -113,7 +114,7 @@ def test_refused_connections_exclude_before_the_next_pick_and_drop_affinity(worl
     replica.came_up()
     history = replica.pictures.in_use(Mode.APPROXIMATE)
     assert history is not None
-    history.promise(HASHES, list(DEPTHS), world.now + 300)
+    history.promise(HASHES, lambda known: DEPTHS[known:], world.now + 300)
     assert world.depth(replica) == 192
     replica.went_down("refused")
     assert len(world.fleet.candidates) == 0
@@ -432,6 +433,34 @@ def test_models_filter_and_unknown_ones_are_404(world: World) -> None:
     assert excluded.value.status == 503
 
 
+def refusal(world: World, model: str) -> tuple[int, int | None]:
+    with pytest.raises(RequestError) as caught:
+        world.fleet.eligible(model, ())
+    return caught.value.status, caught.value.retry_after_s
+
+
+def test_a_pool_without_replicas_is_503_with_time_to_start_one_not_404() -> None:
+    world = World(served_models=("base", "adapter"))
+    world.fleet.apply([])
+    world.later(5.1)
+    assert refusal(world, "base") == (503, 10)
+    assert refusal(world, "") == (503, 10)
+    assert refusal(world, "other") == (404, None)
+
+
+def test_without_the_names_of_its_models_an_empty_pool_refuses_none_as_unknown(world: World) -> None:
+    world.fleet.apply([])
+    world.later(5.1)
+    assert refusal(world, "whatever") == (503, 10)
+
+
+def test_a_model_of_the_pool_that_no_replica_has_loaded_yet_is_503() -> None:
+    world = World(served_models=("base", "adapter"))
+    greet(world.join("a"), models=("base",))
+    assert refusal(world, "adapter") == (503, 1)
+    assert refusal(world, "other") == (404, None)
+
+
 def test_backends_that_do_not_say_their_models_take_any(world: World) -> None:
     replica = world.join("a", agent=False)
     replica.came_up()
@@ -455,6 +484,19 @@ def test_readiness_says_what_is_missing(world: World) -> None:
     assert world.fleet.readiness("") == (True, "1 of 1 replicas usable")
     replica.went_down("refused")
     assert world.fleet.readiness("") == (False, "no usable replica: a: down: refused")
+
+
+def test_a_router_apart_from_its_replicas_is_ready_to_say_that_there_are_none() -> None:
+    world = World(ready_without_replicas=True)
+    assert world.fleet.readiness("") == (False, "members are not known yet")
+    world.fleet.apply([])
+    assert world.fleet.readiness("") == (True, "the pool has no members")
+    replica = world.join("a")
+    assert world.fleet.readiness("")[0] is False, "it may know more in a moment"
+    world.later(5.1)
+    assert world.fleet.readiness("") == (True, "no usable replica: a: not seen answering yet; agent not reached yet")
+    greet(replica)
+    assert world.fleet.readiness("") == (True, "1 of 1 replicas usable")
 
 
 def test_a_new_router_does_not_wait_for_ever_for_a_picture(world: World) -> None:

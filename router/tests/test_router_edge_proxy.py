@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from prefixpool.errors import RequestError
 from prefixpool.names import H_CACHED, H_POLICY, H_PREDICTED, H_REASON, H_REPLICA, H_REQUEST_ID, H_SESSION
 from prefixpool_testing.backend import Answer, Raw, Stream, as_json, event
 from prefixpool_testing.edge import running_edge, until
@@ -231,6 +232,22 @@ async def test_models_by_get_and_head() -> None:
         async with edge.client.head(edge.url + "/v1/models") as response:
             assert (response.status, response.headers["Content-Length"]) == (200, "27")
         assert [received.method for received in edge.backend.received] == ["GET", "HEAD"]
+
+
+async def test_models_are_listed_from_the_settings_while_no_replica_can_be_asked() -> None:
+    async with running_edge(served_models=("base", "adapter")) as edge:
+        edge.dispatcher.refusal = RequestError(503, "The pool has no replicas now.", retry_after_s=10)
+        async with edge.client.get(edge.url + "/v1/models") as response:
+            assert [model["id"] for model in (await response.json())["data"]] == ["base", "adapter"]
+            assert response.headers[H_REQUEST_ID]
+        async with edge.client.head(edge.url + "/v1/models") as response:
+            assert response.status == 200
+        async with edge.post("/v1/completions", {"prompt": "x"}) as response:
+            assert (response.status, response.headers["Retry-After"]) == (503, "10")
+    async with running_edge() as edge:
+        edge.dispatcher.refusal = RequestError(503, "The pool has no replicas now.", retry_after_s=10)
+        async with edge.client.get(edge.url + "/v1/models") as response:
+            assert (response.status, response.headers["Retry-After"]) == (503, "10")
 
 
 async def test_methods() -> None:

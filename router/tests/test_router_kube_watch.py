@@ -152,16 +152,13 @@ async def test_a_member_deleted_while_nobody_watched_is_gone_once_connected(tmp_
 async def test_the_last_set_stays_in_force_while_the_api_server_is_away(tmp_path: Path) -> None:
     fake = FakeEndpointSlices()
     await fake.put(endpoint_slice("a", endpoint("pool-0")))
-    async with contextlib.AsyncExitStack() as stack:
-        first = await stack.enter_async_context(contextlib.AsyncExitStack())
-        url = await first.enter_async_context(listening(fake))
-        follower = await stack.enter_async_context(following(url, tmp_path))
+    async with listening(fake) as url, following(url, tmp_path) as follower:
         await follower.knows("pool-0")
-        await first.aclose()
+        await fake.stop()
         await follower.until(lambda: "no connection to" in follower.source.problem, what="the problem is told")
         await fake.put(endpoint_slice("b", endpoint("pool-1")))
         assert follower.names == ["pool-0"]
-        await stack.enter_async_context(listening(fake, int(url.rpartition(":")[2])))
+        await fake.start()
         await follower.knows("pool-0", "pool-1", within_s=RECONNECTED_S)
         assert follower.source.problem == ""
 
