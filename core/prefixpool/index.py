@@ -197,6 +197,13 @@ class PrefixIndex:
             position = jump
         return walk.end()
 
+    def depth(self, key: int, columns: int | None = None, overlay: Mapping[int, int] | None = None) -> int:
+        """Token depth of a boundary that any of `columns` holds, in any tier; all columns if not given; 0: unknown."""
+        value = self._value(key, overlay)
+        holders = value >> SHIFT
+        wanted = self._live if columns is None else columns
+        return value & MAX_DEPTH if wanted & (holders | holders >> 1 | holders >> 2) else 0
+
     def _root(self, hashes: Sequence[int], block_tokens: int, overlay: Mapping[int, int] | None) -> int:
         """Where the first boundary is that is known and at least one block deep; -1: there is none.
 

@@ -248,7 +248,7 @@ def test_predictions_extend_what_is_known() -> None:
     a, b = index.open_column(), index.open_column()
     index.add(a, keys[:10], depths_of(10), Tier.DEVICE)
     index.add(b, keys[:20], depths_of(20), Tier.HOST)
-    predicted.add(a, keys[10:40], depths_of(40)[10:], until=9.0)
+    predicted.add(a, keys[10:40], lambda known: depths_of(40)[10 + known :], until=9.0)
     levels = index.match(keys, BLOCK, predicted.marks)
     assert found(levels, 2) == [(640, 640), (0, 320)]
     assert found(index.match(keys, BLOCK), 2) == [(160, 160), (0, 320)]
@@ -257,7 +257,7 @@ def test_predictions_extend_what_is_known() -> None:
 def test_a_prediction_alone_is_a_hit() -> None:
     index, predicted, keys = PrefixIndex(10_000), Predicted(10_000), keys_of(14, 50)
     column = index.open_column()
-    predicted.add(column, keys, depths_of(50), until=9.0)
+    predicted.add(column, keys, lambda known: depths_of(50)[known:], until=9.0)
     assert index.match(keys, BLOCK, predicted.marks) == [Level(800, 1, 1)]
     index.drop_column(column)
     assert index.match(keys, BLOCK, predicted.marks) == []

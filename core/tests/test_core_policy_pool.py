@@ -167,7 +167,9 @@ class Pool:
         engine.prefilled_at = max(self.now, engine.prefilled_at) + missing * PREFILL_S
         engine.inflight += 1
         engine.pending += missing
-        ticket = router.predicted.add(engine.column, asked.hashes, range(BLOCK, asked.tokens, BLOCK), self.now + 60)
+        ticket = router.predicted.add(
+            engine.column, asked.hashes, lambda known: range(BLOCK, asked.tokens, BLOCK)[known:], self.now + 60
+        )
         wait = engine.prefilled_at - self.now
         self._later(wait, "prefilled", name, asked, missing)
         self._later(wait + OUTPUT_TOKENS * STEP_S * self.draw.uniform(0.5, 1.5), "done", name, router, ticket)

@@ -250,12 +250,10 @@ class FleetDispatch:
         chain, picture = self._prompt.chain, self._replica.pictures.in_use(self._mode)
         if chain is None or picture is None:
             return None
-        now, tokens = self._dispatcher.fleet.clock(), self._prompt.tokens
-        if self._mode is not Mode.PRECISE:
-            until = now + self._replica.pictures.history_ttl_s
-            return picture.promise(chain.hashes, tokens.depths(chain.offsets), until)
-        known = self._known.boundaries if self._known is not None else 0  # facts need no promise
-        return picture.promise(chain.hashes[known:], tokens.depths(chain.offsets[known:]), now + LONGEST_REQUEST_S)
+        precise = self._mode is Mode.PRECISE
+        until = self._dispatcher.fleet.clock() + (LONGEST_REQUEST_S if precise else self._replica.pictures.history_ttl_s)
+        facts = self._known.boundaries if precise and self._known is not None else 0  # they need no promise
+        return picture.promise(chain.hashes[facts:], self._prompt.tokens.of(chain.offsets[facts:]), until)
 
     def _settle(self, *, served: bool, prompt_tokens: int | None = None) -> None:
         """End the promise; what was served is a fact soon, or history from now on."""
@@ -279,7 +277,7 @@ class FleetDispatch:
         if chain is not None and picture is not None:
             tokens = PromptEstimate(chain.total_bytes, chain.total_bytes / prompt_tokens)
             until = self._dispatcher.fleet.clock() + pictures.history_ttl_s
-            picture.promise(chain.hashes, tokens.depths(chain.offsets), until).keep()
+            picture.promise(chain.hashes, tokens.of(chain.offsets), until).keep()
 
     def _learn(self, outcome: Outcome) -> None:
         if outcome.prompt_tokens is None or not self._comparable:

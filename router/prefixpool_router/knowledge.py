@@ -11,7 +11,7 @@ change nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from prefixpool.index import Level, PrefixIndex, capacity
@@ -19,7 +19,7 @@ from prefixpool.predicted import NOTHING, Predicted
 from prefixpool.wire import Tier
 
 USUAL_COLUMNS: Final = 64  # replicas that the memory of one boundary is reckoned for
-PROMISE_BYTES: Final = 260  # of a boundary in the overlay: two dict slots and its place in the request's array
+PROMISE_BYTES: Final = 260  # of a boundary in the overlay (two dict slots), or of a request (its ticket and its end)
 CONFIRM_S: Final = 1.0  # after its end, by when the agent must have told; events come within milliseconds
 LONGEST_REQUEST_S: Final = 3600.0  # a promise of a running request ends then, whatever became of it
 
@@ -37,8 +37,7 @@ class Knowledge:
 
     def depth(self, boundary: int) -> int:
         """Token depth of a boundary that anybody holds; 0: unknown."""
-        levels = self.index.match((boundary,), 0, self.predicted.marks)
-        return levels[0].tokens if levels else 0
+        return self.index.depth(boundary, overlay=self.predicted.marks)
 
 
 class Picture:
@@ -67,8 +66,7 @@ class Picture:
 
     def depth(self, boundary: int) -> int:
         """Token depth of a boundary if it is resident here as a fact; else 0."""
-        levels = self._knowledge.index.match((boundary,), 0)
-        return levels[0].tokens if levels and levels[0].held & self.bit else 0
+        return self._knowledge.index.depth(boundary, self.bit)
 
     def close(self) -> None:
         """Forget everything at once; the index cleans up in small steps (`PrefixIndex.sweep`)."""
@@ -91,8 +89,8 @@ class Picture:
         if self._lingering and (gone := self._knowledge.predicted.about(self._column, hashes)):
             self._withdraw(gone)
 
-    def promise(self, hashes: Sequence[int], depths: Sequence[int], until: float) -> Promise:
-        """A request with these boundaries was sent there."""
+    def promise(self, hashes: Sequence[int], depths: Callable[[int], Sequence[int]], until: float) -> Promise:
+        """A request with these boundaries was sent there. `depths`: see `Predicted.add`."""
         ticket = NOTHING if self.closed else self._knowledge.predicted.add(self._column, hashes, depths, until)
         return Promise(self, ticket)
 

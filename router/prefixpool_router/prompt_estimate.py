@@ -7,6 +7,7 @@ and the same for all replicas: the estimate starts from the deepest one.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -29,16 +30,8 @@ class Anchor(NamedTuple):
     @classmethod
     def find(cls, chain: PrefixChain, depth: Callable[[int], int]) -> Anchor:
         """About the deepest one: bisection, which holes in the index can mislead, but not far (it is an estimate)."""
-        low, high, found = 0, len(chain.hashes), NO_ANCHOR
-        while low < high:
-            middle = (low + high) // 2
-            tokens = depth(chain.hashes[middle])
-            if tokens:
-                found = cls(chain.offsets[middle], tokens, middle + 1)
-                low = middle + 1
-            else:
-                high = middle
-        return found
+        known = bisect_left(chain.hashes, True, key=lambda boundary: not depth(boundary))
+        return cls(chain.offsets[known - 1], depth(chain.hashes[known - 1]), known) if known else NO_ANCHOR
 
 
 NO_ANCHOR: Final = Anchor(0, 0, 0)
@@ -58,6 +51,10 @@ class PromptEstimate:
     def at(self, offset: int) -> int:
         """Tokens before this offset."""
         return self.depths((offset,))[0]
+
+    def of(self, offsets: array[int]) -> Callable[[int], list[int]]:
+        """Tokens before these offsets, from one of them on; computed when asked."""
+        return lambda first: self.depths(offsets[first:])
 
     def depths(self, offsets: array[int] | tuple[int, ...]) -> list[int]:
         """Tokens before each of these offsets."""

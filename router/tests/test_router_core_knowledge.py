@@ -29,7 +29,7 @@ def known() -> Known:
 
 
 def test_prefix_of_an_ended_request_is_believed_until_the_agent_should_have_told(known: Known) -> None:
-    known.picture.promise(HASHES, DEPTHS, 100.0).confirm_by(CONFIRM_S)
+    known.picture.promise(HASHES, lambda known: DEPTHS[known:], 100.0).confirm_by(CONFIRM_S)
     assert known.believed() == 96
     known.picture.expire(CONFIRM_S)
     assert known.believed() == 0
@@ -37,7 +37,7 @@ def test_prefix_of_an_ended_request_is_believed_until_the_agent_should_have_told
 
 @pytest.mark.parametrize("gone", [[13], [12, 13], HASHES])
 def test_what_is_evicted_right_behind_its_request_is_not_believed_any_longer(known: Known, gone: list[int]) -> None:
-    promise = known.picture.promise(HASHES, DEPTHS, 100.0)
+    promise = known.picture.promise(HASHES, lambda known: DEPTHS[known:], 100.0)
     known.picture.publish(HASHES, DEPTHS, Tier.DEVICE)
     promise.confirm_by(CONFIRM_S)
     known.picture.retract(gone, Tier.DEVICE)
@@ -45,7 +45,7 @@ def test_what_is_evicted_right_behind_its_request_is_not_believed_any_longer(kno
 
 
 def test_eviction_does_not_end_the_promise_of_a_running_request(known: Known) -> None:
-    ended, running = (known.picture.promise(HASHES, DEPTHS, 100.0) for _ in range(2))
+    ended, running = (known.picture.promise(HASHES, lambda known: DEPTHS[known:], 100.0) for _ in range(2))
     ended.confirm_by(CONFIRM_S)
     known.picture.retract(HASHES, Tier.DEVICE)
     assert known.believed() == 96, "it is computing them again"
@@ -55,7 +55,7 @@ def test_eviction_does_not_end_the_promise_of_a_running_request(known: Known) ->
 
 
 def test_eviction_of_other_text_ends_no_promise(known: Known) -> None:
-    known.picture.promise(HASHES, DEPTHS, 100.0).confirm_by(CONFIRM_S)
+    known.picture.promise(HASHES, lambda known: DEPTHS[known:], 100.0).confirm_by(CONFIRM_S)
     known.picture.publish([99], [32], Tier.DEVICE)
     known.picture.retract([99], Tier.DEVICE)
     assert known.believed() == 96
