@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import mmh3
@@ -43,21 +44,26 @@ class _Layout(NamedTuple):
 def prefix_chain(request: Canonical) -> PrefixChain:
     """Cost grows with bytes for hashing and with log(bytes) + 2 * messages for boundaries."""
     layout = _lay_out(request)
-    offsets = sorted({*layout.marks, *chunk_offsets(len(layout.text))})
-    hasher = mmh3.mmh3_x64_128(request.seed)
-    view, last, hashes = memoryview(layout.text), 0, array("Q")
-    for offset in offsets:
-        hasher.update(view[last:offset])
-        hashes.append(hasher.utupledigest()[0])
-        last = offset
-    marks = layout.marks
+    text, marks = layout.text, layout.marks
+    offsets = sorted({*marks, *chunk_offsets(len(text))})
     return PrefixChain(
-        hashes=hashes,
+        hashes=_hashes(request.seed, text, offsets),
         offsets=array("I", offsets),
         marks=array("i", [marks.get(offset, CHUNK) for offset in offsets]),
         cold=_cold(offsets, layout),
-        total_bytes=len(layout.text),
+        total_bytes=len(text),
     )
+
+
+def _hashes(seed: bytes, text: bytes, offsets: Iterable[int]) -> array[int]:
+    hasher = mmh3.mmh3_x64_128(seed)
+    update, digest = hasher.update, hasher.digest
+    digests, last = bytearray(), 0
+    for offset in offsets:
+        update(text[last:offset])
+        digests += digest()  # two numbers, little-endian
+        last = offset
+    return array("Q", digests)[::2]
 
 
 def chunk_offsets(total_bytes: int, per_stage: int = CHUNKS_PER_STAGE) -> list[int]:
@@ -76,7 +82,7 @@ def _lay_out(request: Canonical) -> _Layout:
     marks: dict[int, int] = {}
     position = lead_end = first_turn_end = 0
     for i, (role, data, _kind) in enumerate(request.segments):
-        marker = b"\x1e" + role.encode("utf-8", "surrogatepass") + b"\x1f"
+        marker = f"\x1e{role}\x1f".encode("utf-8", "surrogatepass")
         position += len(marker)
         marks[position] = i
         position += len(data)

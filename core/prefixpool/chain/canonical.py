@@ -8,7 +8,7 @@ APIs are first brought to chat messages the way vLLM does it, so that the same c
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
@@ -118,38 +118,40 @@ def _chat(conversation: dialects.Conversation, template: Template) -> tuple[tupl
     return tuple(segments), lead
 
 
-def _message(message: Mapping[str, Any], template: Template) -> Iterator[Segment]:
-    role = _marker(message)
+def _message(message: Mapping[str, Any], template: Template) -> list[Segment]:
+    segments = _content(_marker(message), message.get("content"), template)
     reasoning = message.get("reasoning") or message.get("reasoning_content")
     if isinstance(reasoning, str) and reasoning:
-        yield Segment("reasoning", _text(reasoning, template))
-    yield from _content(role, message.get("content"), template)
+        segments.insert(0, Segment("reasoning", _text(reasoning, template)))
     calls = message.get("tool_calls")
     if isinstance(calls, list) and calls:
-        yield Segment("calls", b"".join(map(_call, calls)), SegmentKind.JSON)
+        segments.append(Segment("calls", b"".join(map(_call, calls)), SegmentKind.JSON))
+    return segments
 
 
 def _marker(message: Mapping[str, Any]) -> str:
     """Role, and what templates print beside it: a speaker's name, the id of the call that a tool answers."""
-    extra = [message[key] for key in ("name", "tool_call_id") if isinstance(message.get(key), str)]
-    return ":".join([str(message.get("role", "")), *extra])
+    extra = [value for key in ("name", "tool_call_id") if isinstance(value := message.get(key), str)]
+    role = str(message.get("role", ""))
+    return ":".join([role, *extra]) if extra else role
 
 
-def _content(role: str, content: Any, template: Template) -> Iterator[Segment]:
+def _content(role: str, content: Any, template: Template) -> list[Segment]:
     if isinstance(content, str) or not isinstance(content, Sequence):
-        yield Segment(role, _text(content if isinstance(content, str) else "", template))
-        return
+        return [Segment(role, _text(content if isinstance(content, str) else "", template))]
+    segments: list[Segment] = []
     texts: list[str] = []
     for part in content:
         text = _part_text(part)
         if text is not None:
             texts.append(text)
             continue
-        yield Segment(role, _text("\n".join(texts), template))
-        yield Segment("part", mmh3.mmh3_x64_128_digest(_json(part)), SegmentKind.OPAQUE)
+        segments.append(Segment(role, _text("\n".join(texts), template)))
+        segments.append(Segment("part", mmh3.mmh3_x64_128_digest(_json(part)), SegmentKind.OPAQUE))
         role, texts = "", []
     if texts or role:
-        yield Segment(role, _text("\n".join(texts), template))  # vLLM joins text parts with a newline
+        segments.append(Segment(role, _text("\n".join(texts), template)))  # vLLM joins text parts with a newline
+    return segments
 
 
 def _part_text(part: Any) -> str | None:

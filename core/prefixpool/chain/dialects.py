@@ -43,7 +43,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _mappings(value: Any) -> list[Mapping[str, Any]] | None:
-    return value if isinstance(value, list) and all(isinstance(item, Mapping) for item in value) else None
+    return value if isinstance(value, list) and all(isinstance(item, dict) for item in value) else None
 
 
 # -- Anthropic messages ---------------------------------------------------------------------------------------------------
