@@ -1,7 +1,9 @@
 """Test settings for the whole repository."""
 
 import asyncio
+import operator
 import os
+from pathlib import Path
 
 from hypothesis import settings
 
@@ -13,3 +15,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "explore")
 # looptime asks the policy for a loop before every test, synchronous ones too. A policy that was never told anything makes
 # one, which nobody closes: a ResourceWarning, hence an error, in whichever test the collector runs.
 asyncio.set_event_loop(None)
+
+# pytest calls operator/tests/test_x.py `operator.tests.test_x` and imports the parents first. Without a path of its own,
+# the standard library's `operator` would be replaced by our folder, and whoever imports it next would find nothing there.
+operator.__path__ = [str(Path(__file__).parent / "operator")]

@@ -1,0 +1,83 @@
+"""The resync: which pools look different from the last time."""
+
+from __future__ import annotations
+
+import pytest
+
+from prefixpool_operator import kube
+from prefixpool_operator.changes import _WHOLE_ROUNDS, Changes
+from prefixpool_operator.controller import PoolKey
+from prefixpool_operator.identity import L_POOL
+from prefixpool_operator.kube import UnavailableError
+from prefixpool_testing.fake_kube import FakeKube
+
+KINDS = (kube.STATEFUL_SET, kube.POD)
+
+
+def changes(api: FakeKube, *namespaces: str) -> Changes:
+    return Changes(api, namespaces=namespaces or ("",), kinds=KINDS)
+
+
+def put_pod(api: FakeKube, name: str, pool: str) -> None:
+    api.put(kube.POD, name, metadata={"labels": {L_POOL: pool, "app.kubernetes.io/managed-by": "prefixpool-operator"}})
+
+
+async def settled(api: FakeKube, *namespaces: str) -> Changes:
+    """After its first look, with many pools, so that the turn of `p` and `q` is not the next one."""
+    for number in range(2 * _WHOLE_ROUNDS):
+        api.put(kube.POOL, f"z{number:02}", namespace="z")
+    made = changes(api, *namespaces)
+    await made.pools()
+    return made
+
+
+async def test_the_first_look_finds_all_and_the_next_ones_what_changed() -> None:
+    api = FakeKube()
+    api.put(kube.POOL, "p")
+    api.put(kube.POOL, "q", namespace="other")
+    assert set(await changes(api).pools()) == {PoolKey("ns", "p"), PoolKey("other", "q")}
+
+
+@pytest.mark.parametrize("what", ["pod is new", "pod is gone", "pod changed", "pool changed", "pool is gone"])
+async def test_whatever_changed_is_found(what: str) -> None:
+    api = FakeKube()
+    api.put(kube.POOL, "p")
+    put_pod(api, "p-0", "p")
+    made = await settled(api)
+    if what == "pod is new":
+        put_pod(api, "p-1", "p")
+    elif what == "pool changed":
+        api.put(kube.POOL, "p", spec={"replicas": 2})
+    elif what == "pod changed":
+        put_pod(api, "p-0", "p")
+    else:
+        del api.objects[("Pod", "ns", "p-0") if what == "pod is gone" else ("InferencePool", "ns", "p")]
+    assert PoolKey("ns", "p") in await made.pools()
+
+
+async def test_what_did_not_change_has_its_turn_all_the_same_once_in_a_while() -> None:
+    api = FakeKube()
+    made = await settled(api)
+    rounds = [await made.pools() for _ in range(_WHOLE_ROUNDS)]
+    assert all(len(looked) == 2 for looked in rounds)
+    assert len({key for looked in rounds for key in looked}) == 2 * _WHOLE_ROUNDS
+
+
+async def test_an_outage_forgets_nothing() -> None:
+    api = FakeKube()
+    api.put(kube.POOL, "p")
+    made = await settled(api)
+    put_pod(api, "p-0", "p")
+    api.fail = lambda verb, kind, name: UnavailableError("down") if kind == "Pod" else None
+    with pytest.raises(UnavailableError):
+        await made.pools()
+    api.fail = lambda verb, kind, name: None
+    assert PoolKey("ns", "p") in await made.pools()
+
+
+async def test_only_the_namespaces_that_were_named_are_read() -> None:
+    api = FakeKube()
+    api.put(kube.POOL, "p", namespace="a")
+    api.put(kube.POOL, "p", namespace="b")
+    api.put(kube.POOL, "p", namespace="c")
+    assert set(await changes(api, "a", "b").pools()) == {PoolKey("a", "p"), PoolKey("b", "p")}

@@ -1,0 +1,104 @@
+"""Accelerators of nodes, from labels and from ResourceSlices."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from prefixpool_operator import kube
+from prefixpool_operator.inventory import ClusterInventory
+from prefixpool_operator.kube import ForbiddenError, NotFoundError
+from prefixpool_operator.observed import Node, Raw
+from prefixpool_testing.fake_kube import FakeKube
+
+GIB = 1 << 30
+
+
+def put_node(api: FakeKube, name: str, labels: dict[str, str], ready: str = "True", **allocatable: str) -> None:
+    conditions = [{"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": ready}]
+    status = {"conditions": conditions, "allocatable": allocatable}
+    api.put(kube.NODE, name, namespace="", metadata={"labels": labels}, status=status)
+
+
+def put_slice(api: FakeKube, node: str, *sizes: str) -> None:
+    devices: list[Raw] = [
+        {"name": f"gpu-{n}", "attributes": {"productName": {"string": "H200"}}, "capacity": {"memory": {"value": size}}}
+        for n, size in enumerate(sizes)
+    ]
+    api.put(kube.RESOURCE_SLICE, f"{node}-gpus", namespace="", spec={"nodeName": node, "devices": devices})
+
+
+async def only(api: FakeKube) -> Node:
+    nodes = await ClusterInventory(api, fresh_s=60, clock=lambda: 0).nodes()
+    assert nodes is not None
+    (node,) = nodes
+    return node
+
+
+async def test_labels_of_gpu_feature_discovery() -> None:
+    api = FakeKube()
+    labels = {"nvidia.com/gpu.memory": "39538", "nvidia.com/gpu.product": "A100-SXM4-40GB", "nvidia.com/gpu.replicas": "1"}
+    put_node(api, "n", labels, **{"cpu": "15900m", "memory": "64Gi", "nvidia.com/gpu": "8"})
+    node = await only(api)
+    assert (node.accelerator, node.accelerator_bytes) == ("A100-SXM4-40GB", 39538 << 20)
+    assert node.ready
+    assert not node.shared
+    assert node.allocatable == {"cpu": 15, "memory": 64 * GIB, "nvidia.com/gpu": 8}
+
+
+@pytest.mark.parametrize(
+    "labels", [{"nvidia.com/gpu.replicas": "4"}, {"nvidia.com/gpu.product": "Tesla-T4-SHARED"}], ids=["replicas", "name"]
+)
+async def test_time_sliced_devices_are_marked(labels: dict[str, str]) -> None:
+    api = FakeKube()
+    put_node(api, "n", {"nvidia.com/gpu.memory": "15360", "nvidia.com/gpu.product": "Tesla-T4", **labels})
+    node = await only(api)
+    assert node.shared
+    assert node.accelerator == "Tesla-T4"
+
+
+async def test_resource_slices_tell_where_no_label_does() -> None:
+    api = FakeKube()
+    put_node(api, "n", {}, ready="Unknown")
+    put_slice(api, "n", "141Gi", "140Gi")
+    node = await only(api)
+    assert (node.accelerator, node.accelerator_bytes) == ("H200", 140 * GIB)
+    assert not node.ready
+
+
+@pytest.mark.parametrize("wrong", ["", "-1", "many", "39538Mi"])
+async def test_a_label_that_is_no_number_is_unknown(wrong: str) -> None:
+    api = FakeKube()
+    put_node(api, "n", {"nvidia.com/gpu.memory": wrong}, cpu="what")
+    node = await only(api)
+    assert node.accelerator_bytes == 0
+    assert node.allocatable == {"cpu": 0}
+
+
+async def test_without_the_right_to_list_nodes_nothing_is_claimed() -> None:
+    api = FakeKube()
+    put_node(api, "n", {})
+    api.fail = lambda verb, kind, name: ForbiddenError("no right")
+    assert await ClusterInventory(api, fresh_s=60, clock=lambda: 0).nodes() is None
+
+
+async def test_clusters_older_than_resource_slices() -> None:
+    api = FakeKube()
+    put_node(api, "n", {})
+    api.fail = lambda verb, kind, name: NotFoundError("no such kind") if kind == "ResourceSlice" else None
+    assert (await only(api)).accelerator_bytes == 0
+
+
+@pytest.mark.looptime(start=0)
+async def test_nodes_are_read_once_in_a_while() -> None:
+    api = FakeKube()
+    clock: Any = asyncio.get_running_loop().time
+    inventory = ClusterInventory(api, fresh_s=60, clock=clock)
+    for _ in range(100):
+        await inventory.nodes()
+    assert api.calls.count(("list", "Node", "")) == 1
+    await asyncio.sleep(61)
+    await inventory.nodes()
+    assert api.calls.count(("list", "Node", "")) == 2

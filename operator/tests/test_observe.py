@@ -1,0 +1,113 @@
+"""What `plan()` gets to see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from prefixpool.wire import Info
+from prefixpool_operator import kube
+from prefixpool_operator.controller import PoolKey
+from prefixpool_operator.identity import L_POOL
+from prefixpool_operator.kube import ForbiddenError, UnavailableError
+from prefixpool_operator.observe import Observer
+from prefixpool_operator.observed import Key, Node, Observed, Raw, Settings
+from prefixpool_testing.fake_kube import FakeKube
+
+KEY = PoolKey("ns", "p")
+OURS = {"labels": {L_POOL: "p"}}
+NOBODY: frozenset[Key] = frozenset()
+
+
+class SilentAgents:
+    """Nobody answers; keeps the key that was shown."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+
+    async def infos(self, pods: Iterable[Raw], key: str) -> Mapping[str, Info]:
+        self.keys.append(key)
+        return {}
+
+
+class NoNodes:
+    async def nodes(self) -> tuple[Node, ...] | None:
+        return None
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.api = FakeKube()
+        self.api.put(kube.POOL, "p", spec={})
+        self.agents = SilentAgents()
+        self.observer = Observer(
+            self.api,
+            NoNodes(),
+            self.agents,
+            kinds=kube.CHILDREN,
+            settings=Settings(worker_image="w", router_image="r"),
+            now=lambda: 17.0,
+        )
+
+    async def look(self, suspects: frozenset[Key] = NOBODY) -> Observed:
+        observed = await self.observer.observe(KEY, suspects)
+        assert observed is not None
+        return observed
+
+
+async def test_a_pool_that_does_not_exist() -> None:
+    rig = Rig()
+    assert await rig.observer.observe(PoolKey("ns", "other"), NOBODY) is None
+
+
+async def test_children_pods_and_claims_are_told_apart_by_label() -> None:
+    rig = Rig()
+    rig.api.put(kube.STATEFUL_SET, "p", metadata=OURS)
+    rig.api.put(kube.STATEFUL_SET, "theirs", metadata={"labels": {L_POOL: "q"}})
+    rig.api.put(kube.STATEFUL_SET, "p", namespace="elsewhere", metadata=OURS)
+    rig.api.put(kube.POD, "p-0", metadata=OURS)
+    rig.api.put(kube.CLAIM, "disk-p-0", metadata=OURS)
+    observed = await rig.look()
+    assert observed.children.keys() == {("StatefulSet", "p")}
+    assert [pod["metadata"]["name"] for pod in observed.pods] == ["p-0"]
+    assert [claim["metadata"]["name"] for claim in observed.claims] == ["disk-p-0"]
+    assert observed.now_s == 17.0
+    assert rig.agents.keys == [], "no key, no questions"
+
+
+async def test_secrets_are_read_by_name_and_their_values_go_to_agents_only() -> None:
+    rig = Rig()
+    rig.api.put(kube.SECRET, "p-keys", metadata=OURS, data={"engine": "c2VzYW1l", "salt": "cGVwcGVy"})
+    observed = await rig.look()
+    assert observed.children["Secret", "p-keys"]["data"] == {"engine": "", "salt": ""}
+    assert rig.agents.keys == ["sesame"]
+    assert ("list", "Secret", f"{L_POOL}=p") not in rig.api.calls
+    assert "c2VzYW1l" not in repr(observed)
+    assert "sesame" not in repr(observed)
+
+
+async def test_a_secret_of_somebody_else_opens_nothing() -> None:
+    rig = Rig()
+    rig.api.put(kube.SECRET, "p-keys", data={"engine": "c2VzYW1l"})
+    observed = await rig.look()
+    assert observed.taken == {("Secret", "p-keys")}
+    assert observed.children == {}
+    assert rig.agents.keys == []
+
+
+async def test_names_that_were_taken_are_looked_at_again() -> None:
+    rig = Rig()
+    rig.api.put(kube.resource_of("Service"), "p")
+    suspects = frozenset({("Service", "p"), ("ConfigMap", "p-config")})
+    assert (await rig.look(suspects)).taken == {("Service", "p")}
+    del rig.api.objects["Service", "ns", "p"]
+    assert (await rig.look(suspects)).taken == NOBODY
+
+
+@pytest.mark.parametrize("error", [UnavailableError("down"), ForbiddenError("no right")])
+async def test_a_list_that_failed_is_never_an_empty_one(error: Exception) -> None:
+    rig = Rig()
+    rig.api.fail = lambda verb, kind, name: error if (verb, kind) == ("list", "Pod") else None
+    with pytest.raises(type(error)):
+        await rig.look()
