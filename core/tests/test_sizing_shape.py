@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from prefixpool.sizing import catalogue, kv, parallel, shape
+from prefixpool.sizing import catalogue, kv, parallel, shape, stored
 from prefixpool.sizing.errors import ShapeError, SizingError
 from prefixpool.sizing.kv import KvDtype
 from prefixpool.sizing.parallel import Parallel
@@ -118,7 +118,7 @@ def test_stored_bytes_replace_the_count_and_parts_of_files_are_refused() -> None
 
 def test_header_bytes_add_up_tensors_and_skip_metadata() -> None:
     header = {"__metadata__": {"format": "pt"}, "a": {"data_offsets": [0, 100]}, "b": {"data_offsets": [100, 150]}}
-    assert shape.header_bytes([header, {"c": {"data_offsets": [0, 7]}}]) == 157
+    assert stored.tensor_bytes([header, {"c": {"data_offsets": [0, 7]}}]) == 157
 
 
 def test_kv_heads_are_copied_when_there_are_more_ranks() -> None:

@@ -16,6 +16,7 @@ import msgspec
 from prefixpool import names
 from prefixpool.errors import SettingsError
 from prefixpool.settings import parse
+from prefixpool_agent.engines.arguments import split
 from prefixpool_agent.engines.base import EngineSpec, Host
 from prefixpool_agent.engines.sim import sim_spec
 from prefixpool_agent.engines.vllm import vllm_spec
@@ -28,6 +29,29 @@ _MAX_SOCKET_PATH: Final = 107  # sockaddr_un without its NUL
 _LONGEST_SOCKET: Final = max(
     (names.RUN_NOTES_SOCK, names.RUN_KV_PUB, names.RUN_KV_REPLAY, names.RUN_SUPERVISOR_SOCK), key=len
 )
+_COMMANDS: Final = {"inspect": "prefixpool_agent.inspection", "drain": "prefixpool_agent.drain_command"}
+_DESCRIPTION: Final = """\
+One replica of a pool: an engine (vLLM, or the simulated one), its agent, and a supervisor that keeps both running and is the
+first process of a container. The agent tells routers what the engine's KV cache holds; routers are started on their own.
+
+  prefixpool-worker --replica pool-0 --run-dir /run/pool-0 --model ./model --engine-key-file engine.key --device cpu
+  prefixpool-worker --replica pool-0 --run-dir /run/pool-0 --model sim --engine sim --engine-key-file engine.key
+  prefixpool-worker ... -- --max-num-batched-tokens 4096      what stands behind -- goes to the engine
+  prefixpool-worker drain                                     fence this replica and wait for its requests (a preStop hook)
+  prefixpool-worker inspect                                   tell the shape of a model, for sizing
+
+The key is a secret that all replicas and routers of a pool share: a line of text, such as `openssl rand -hex 32` prints.
+"""
+_EPILOG: Final = """\
+Then ask the agent, or start a router:
+
+  curl localhost:8101/readyz                                                    ready? if not, why
+  curl localhost:8101/info -H "Authorization: Bearer $(head -1 engine.key)"     what the replica is, and holds
+  prefixpool-router --replica pool-0=http://localhost:8100,http://localhost:8101 --engine-key-file engine.key
+
+Logs are in the run directory (engine.log, agent.log), or on standard output with --log-files false. SIGTERM stops engine
+and agent. A whole pool on one machine is simpler: `prefixpool up`.
+"""
 _WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".gguf")
 
 
@@ -103,12 +127,19 @@ def _weight_bytes(model: Path) -> int | None:
 def read_settings(argv: Sequence[str], env: dict[str, str]) -> WorkerSettings:
     """Flags, environment, and engine arguments behind `--`. Raises SettingsError."""
     own, engine = _split_at_dashes(argv)
-    parser = argparse.ArgumentParser(prog="prefixpool-worker", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="prefixpool-worker",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     settings = parse(WorkerSettings, own, env, prefix=WORKER_PREFIX, parser=parser)
     changes: dict[str, Any] = {
         "run_dir": os.path.abspath(settings.run_dir),
         "engine_key_file": os.path.abspath(settings.engine_key_file),
     }
+    split(settings.engine_args)  # unbalanced quotes are found before more is put behind them
     if engine:
         changes["engine_args"] = f"{settings.engine_args} {shlex.join(engine)}".strip()
     if os.path.isdir(settings.model):
@@ -154,13 +185,19 @@ def _write_plan(plan: Plan) -> Path:
         make_private(plan.run_dir)
         path.write_text(plan.to_json())
         path.chmod(0o600)
+    except PermissionError as error:
+        hint = f"it must belong to this user (id {os.getuid()}); name a directory below it, which is then made"
+        raise SettingsError(f"--run-dir={plan.run_dir}: {error.strerror}: {hint}") from error
     except OSError as error:
         raise SettingsError(f"--run-dir={plan.run_dir}: {error.strerror}") from error
     return path
 
 
 def main() -> None:
-    """Does not return: becomes the supervisor. Exit code 2 for settings that cannot work."""
+    """Does not return: becomes the supervisor, or what a sub-command names. Exit code 2 for settings that cannot work."""
+    command = _COMMANDS.get(sys.argv[1] if sys.argv[1:] else "")
+    if command is not None:
+        os.execv(sys.executable, [sys.executable, "-m", command, *sys.argv[2:]])
     try:
         settings = read_settings(sys.argv[1:], dict(os.environ))
         _check_files(settings)

@@ -5,6 +5,7 @@ Pure and closed form; never imports vLLM. What each module knows:
     config      a config.json, checked
     shape       what of a model matters for memory, read from its config.json
     weights     its parameters, and the bytes that they take as stored
+    stored      safetensors files and their headers
     catalogue   well-known models and accelerators
     inspection  what a look at a model's files found, as a document
     kv          how the engine cuts KV memory into blocks and groups of layers

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final
 
@@ -131,16 +131,6 @@ def by_hand(  # figures that a person gives; weights are not told apart by kind
         vocabulary=vocabulary,
         max_model_len=max_model_len,
         stored_bytes=weight_bytes,
-    )
-
-
-def header_bytes(headers: Sequence[Mapping[str, Any]]) -> int:
-    """Bytes of all tensors in decoded safetensors headers (one mapping for each file)."""
-    return sum(
-        int(tensor["data_offsets"][1]) - int(tensor["data_offsets"][0])
-        for header in headers
-        for name, tensor in header.items()
-        if name != "__metadata__"
     )
 
 
