@@ -1,0 +1,113 @@
+"""Asking agents over real HTTP: those that answer are told of, the others left out."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from prefixpool import wire
+from prefixpool_operator.agents import HttpAgents, answers
+from prefixpool_operator.identity import L_COMPONENT
+from prefixpool_operator.observed import Raw
+
+INFO = wire.Info(
+    version="1",
+    replica="p-0",
+    engine="sim",
+    engine_version="1",
+    epoch=1,
+    state=wire.State.READY,
+    reason="",
+    mode=wire.Mode.PRECISE,
+    models=("m",),
+    block_tokens=16,
+    device_blocks=100,
+    device_tokens=1600,
+    host_bytes=0,
+    disk_bytes=0,
+    boundaries=0,
+    resident_blocks=0,
+    inflight=0,
+    running=0,
+    waiting=0,
+    restarts=0,
+    engine_pid=1,
+    uptime_s=1.0,
+    template=wire.Template(),
+    costs=wire.Costs(),
+    drain=wire.DrainStatus(),
+)
+
+
+def pod(name: str, *, component: str = "worker", address: str = "127.0.0.1", state: str = "running") -> Raw:
+    status: Raw = {"containerStatuses": [{"name": "worker", "state": {state: {}}}]}
+    return {
+        "metadata": {"name": name, "labels": {L_COMPONENT: component}},
+        "status": {**status, **({"podIP": address} if address else {})},
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "candidate"),
+    [
+        (True, pod("p-0")),
+        (False, pod("p-0", component="router")),
+        (False, pod("p-0", address="")),
+        (False, pod("p-0", state="waiting")),
+        (False, {"metadata": {"name": "p-0"}}),
+    ],
+)
+def test_only_workers_that_run_are_asked(asked: bool, candidate: Raw) -> None:
+    assert answers(candidate) is asked
+
+
+async def test_an_agent_is_asked_with_the_pools_key() -> None:
+    keys: list[str | None] = []
+
+    async def info(request: web.Request) -> web.Response:
+        keys.append(request.headers.get("Authorization"))
+        return web.Response(body=msgspec.json.encode(INFO))
+
+    app = web.Application()
+    app.add_routes([web.get("/info", info)])
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        infos = await HttpAgents(session, timeout_s=5, port=server.port or 0).infos([pod("p-0")], "sesame")
+    assert infos == {"p-0": INFO}
+    assert keys == ["Bearer sesame"]
+
+
+async def test_an_agent_that_refuses_talks_nonsense_or_is_not_there_is_left_out() -> None:
+    answers_by_turn: list[Any] = [web.Response(status=401), web.Response(text="<html>"), web.Response(text="{}")]
+
+    async def info(_request: web.Request) -> web.Response:
+        answer: web.Response = answers_by_turn.pop()
+        return answer
+
+    app = web.Application()
+    app.add_routes([web.get("/info", info)])
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        agents = HttpAgents(session, timeout_s=5, port=server.port or 0)
+        assert await agents.infos([pod("p-0"), pod("p-1"), pod("p-2")], "k") == {}
+        await server.close()
+        assert await agents.infos([pod("p-0"), pod("p-1", address="::1")], "k") == {}
+    assert answers_by_turn == []
+
+
+async def test_an_agent_that_never_answers_holds_up_nobody_for_long() -> None:
+    release = asyncio.Event()
+
+    async def info(_request: web.Request) -> web.Response:
+        await release.wait()
+        return web.Response()
+
+    app = web.Application()
+    app.add_routes([web.get("/info", info)])
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        assert await HttpAgents(session, timeout_s=0.05, port=server.port or 0).infos([pod("p-0")], "k") == {}
+        release.set()

@@ -1,0 +1,115 @@
+"""One reconcile: what is planned is done, and told only when there is news."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from prefixpool.wire import Info
+from prefixpool_operator import kube
+from prefixpool_operator.actions import Apply, Event, EventType, Plan
+from prefixpool_operator.apply import Applier
+from prefixpool_operator.controller import Outcome, PoolKey
+from prefixpool_operator.events import EventPoster
+from prefixpool_operator.identity import L_POOL
+from prefixpool_operator.kube import InvalidError
+from prefixpool_operator.metrics import OperatorMetrics
+from prefixpool_operator.observe import Observer
+from prefixpool_operator.observed import Node, Observed, Raw, Settings
+from prefixpool_operator.reconcile import Reconciler
+from prefixpool_testing.fake_kube import FakeKube
+
+KEY = PoolKey("ns", "p")
+SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "p", "namespace": "ns", "labels": {L_POOL: "p"}}}
+NEWS = Event(type=EventType.NORMAL, reason="News", message="something")
+
+
+class Nobody:
+    async def infos(self, pods: Iterable[Raw], key: str) -> Mapping[str, Info]:
+        return {}
+
+    async def nodes(self) -> tuple[Node, ...] | None:
+        return None
+
+
+class Rig:
+    def __init__(self, **planned: Any) -> None:
+        self.api = FakeKube()
+        self.pool = self.api.put(kube.POOL, "p", spec={})
+        self.seen: list[Observed] = []
+        self.planned = planned
+        observer = Observer(
+            self.api,
+            Nobody(),
+            Nobody(),
+            kinds=kube.CHILDREN,
+            settings=Settings(worker_image="w", router_image="r"),
+            now=lambda: 0,
+        )
+        applier = Applier(self.api, leads=lambda: True, secret=lambda: "s", metrics=OperatorMetrics(CollectorRegistry()))
+        self.reconciler = Reconciler(observer, self.plan, applier, EventPoster(self.api, now=lambda: 0))
+        self.api.calls.clear()
+
+    def plan(self, observed: Observed) -> Plan:
+        self.seen.append(observed)
+        return Plan(**{"status": {"replicas": 1}, "status_changed": False, **self.planned})
+
+    async def reconcile(self) -> Outcome:
+        return await self.reconciler.reconcile(KEY)
+
+    def wrote(self) -> list[tuple[str, str]]:
+        return [(verb, kind) for verb, kind, _ in self.api.writes]
+
+
+async def test_without_news_nothing_is_written() -> None:
+    rig = Rig(wake_after_s=7.0)
+    assert await rig.reconcile() == Outcome(wake_after_s=7.0)
+    assert rig.wrote() == []
+
+
+async def test_actions_then_status_then_events() -> None:
+    rig = Rig(actions=(Apply(object=SERVICE, reason="new"),), status_changed=True, events=(NEWS,))
+    await rig.reconcile()
+    assert rig.wrote() == [("apply", "Service"), ("apply status", "InferencePool"), ("create", "Event")]
+    assert rig.api.objects["InferencePool", "ns", "p"]["status"] == {"replicas": 1}
+
+
+async def test_a_pool_that_is_gone() -> None:
+    rig = Rig()
+    del rig.api.objects["InferencePool", "ns", "p"]
+    assert await rig.reconcile() == Outcome(gone=True)
+    assert rig.seen == []
+
+
+async def test_a_pool_that_is_being_deleted_gets_no_children_back() -> None:
+    rig = Rig(actions=(Apply(object=SERVICE, reason="new"),))
+    rig.api.put(kube.POOL, "p", metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"})
+    rig.api.calls.clear()
+    await rig.reconcile()
+    assert rig.wrote() == []
+
+
+async def test_a_refused_action_is_told_and_the_status_is_written_all_the_same() -> None:
+    rig = Rig(actions=(Apply(object=SERVICE, reason="new"),), status_changed=True)
+    rig.api.fail = lambda verb, kind, name: InvalidError("spec.ports: required") if verb == "apply" else None
+    with pytest.raises(InvalidError):
+        await rig.reconcile()
+    assert rig.api.objects["InferencePool", "ns", "p"]["status"] == {"replicas": 1}
+    (event,) = [obj for obj in rig.api.objects.values() if obj["kind"] == "Event"]
+    assert event["type"] == "Warning"
+    assert "spec.ports: required" in event["message"]
+
+
+async def test_a_name_that_is_taken_is_planned_with_at_once_and_given_up_when_it_is_free() -> None:
+    rig = Rig(actions=(Apply(object=SERVICE, absent=True, reason="new"),))
+    rig.api.put(kube.resource_of("Service"), "p")
+    assert await rig.reconcile() == Outcome(wake_after_s=0.0)
+    rig.planned = {}
+    await rig.reconcile()
+    assert [observed.taken for observed in rig.seen] == [frozenset(), {("Service", "p")}]
+    del rig.api.objects["Service", "ns", "p"]
+    await rig.reconcile()
+    assert rig.seen[-1].taken == frozenset()
