@@ -15,6 +15,8 @@ from prefixpool.api import page
 from prefixpool_agent import settings as agent_settings
 from prefixpool_agent.metrics import AgentMetrics
 from prefixpool_agent.sim import settings as sim_settings
+from prefixpool_operator import settings as operator_settings
+from prefixpool_operator.metrics import OperatorMetrics
 from prefixpool_router import settings as router_settings
 from prefixpool_router.metrics import EdgeMetrics, RoutingMetrics
 
@@ -47,6 +49,12 @@ _PROGRAMS: Final = (
         "The simulated engine. A worker with `--engine sim` starts it; these settings go behind `--`.",
         sim_settings.SimSettings,
         sim_settings.ENV_PREFIX,
+    ),
+    _Program(
+        "prefixpool-operator",
+        "The operator. Several may run; one leads.",
+        operator_settings.OperatorSettings,
+        operator_settings.PREFIX,
     ),
 )
 
@@ -93,17 +101,19 @@ def _settings() -> str:
 
 
 def _metrics() -> str:
-    router, agent = CollectorRegistry(), CollectorRegistry()
+    router, agent, operator = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
     RoutingMetrics(router)
     EdgeMetrics(router)
     AgentMetrics(agent)
+    OperatorMetrics(operator)
     lines = [
         _MADE,
         "# Metrics",
         "",
         "Counters end in `_total` on the wire. Labels are bounded: members of the pool, or enums.",
     ]
-    for title, registry in (("Router (admin port, `/metrics`)", router), ("Agent (`/metrics`)", agent)):
+    parts = (("Router (admin port, `/metrics`)", router), ("Agent (`/metrics`)", agent), ("Operator (`/metrics`)", operator))
+    for title, registry in parts:
         lines += ["", f"## {title}", "", "| name | type | labels | what |", "|---|---|---|---|"]
         lines += sorted(_metric_row(metric) for metric in _declared(registry))
     return "\n".join(lines) + "\n"
