@@ -39,6 +39,22 @@ from prefixpool_agent.server import Server
 from prefixpool_agent.settings import AGENT_PREFIX, AgentSettings
 from prefixpool_agent.supervisor_client import SupervisorClient
 
+_DESCRIPTION: Final = """\
+The agent of one replica: it follows an engine's KV events and requests, and tells every router which prefixes the engine's
+cache holds, how busy it is, and what a token costs there. It also drains the replica. It is started, and started again, by
+`prefixpool-worker`, which derives these settings from its own; run by hand, it attaches to a worker's run directory:
+
+  prefixpool-agent --replica pool-0 --run-dir /run/pool-0 --model ./model --served-model-name model \\
+                   --engine-key-file engine.key
+"""
+_EPILOG: Final = """\
+Ask it (/info and /drain need the pool's key: -H "Authorization: Bearer $(head -1 engine.key)"):
+
+  curl localhost:8101/readyz                    ready? if not, why; ?router=1: and does a router know its cache
+  curl localhost:8101/metrics                   Prometheus
+  curl localhost:8101/info                      what the replica is, and holds
+  curl -X POST localhost:8101/drain -d '{"stop": false, "wait": true}'       fence, wait; DELETE lifts the fence
+"""
 ORIENTATION_S: Final = 2.0  # for a first look at the engine before the agent listens
 SHUTDOWN_S: Final = 2.0  # for streams and answers when the agent ends
 
@@ -156,7 +172,13 @@ async def _until_signal(settings: AgentSettings) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Console script. 2: wrong settings, 1: could not run."""
-    parser = argparse.ArgumentParser(prog="prefixpool-agent", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="prefixpool-agent",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     try:
         settings = parse(
             AgentSettings, sys.argv[1:] if argv is None else argv, os.environ, prefix=AGENT_PREFIX, parser=parser

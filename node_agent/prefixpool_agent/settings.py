@@ -124,3 +124,12 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     )
     save_interval_s: Annotated[Seconds, Meta(description="between two saves of the residency map; 0: never")] = 5.0
     log_level: Annotated[LogLevel, Meta(description="least severe line that is written")] = LogLevel.INFO
+
+
+class DrainSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`prefixpool-worker drain`: the worker's own settings, as far as they matter to it."""
+
+    engine_key_file: Annotated[str, Meta(description="file with the pool's engine key", min_length=1)]
+    host: Annotated[str, Meta(description="address on which the agent listens")] = "127.0.0.1"
+    agent_port: Annotated[Port, Meta(description="port of the agent")] = names.AGENT_PORT
+    drain_timeout_s: Annotated[Seconds, Meta(description="how long running requests may take to end")] = 60.0

@@ -22,7 +22,7 @@ def split(text: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
-        raise SettingsError(f"engine arguments {text!r}: {error}") from error
+        raise SettingsError(f"--engine-args={text!r}: {error}; quote as in a shell") from error
 
 
 def check(arguments: Sequence[str], rules: Rules) -> None:
