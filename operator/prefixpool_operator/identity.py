@@ -90,7 +90,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         return ",".join(f"{label}={value}" for label, value in self.selects(Component.WORKER).items())
 
     def object(self, api_version: str, kind: str, name: str, **content: Any) -> Raw:
-        """A child that is deleted with its pool. `blockOwnerDeletion` would need a right that the operator can do without."""
+        """A child, deleted with its pool. `blockOwnerDeletion` would need a right that the operator can do without."""
         return {
             "apiVersion": api_version,
             "kind": kind,

@@ -21,6 +21,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     image: str = ""  # as the pod asks for it
+    memory_limit: str = ""
     id: str = ""
     started: bool = False  # its startup probe has succeeded since its last start
     restarts: int = 0
@@ -48,13 +49,19 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     router_before: str
     node: str
     ready: bool
-    ready_since: str
     terminating_s: float | None  # when it should be gone
     unschedulable: str
-    failed: str  # Evicted and the like
-    worker: Container | None
-    router: Container | None
+    created_s: float
+    containers: tuple[Container, ...]
     info: Info | None = None
+
+    @property
+    def worker(self) -> Container | None:
+        return next((one for one in self.containers if one.name == worker.NAME), None)
+
+    @property
+    def router(self) -> Container | None:
+        return next((one for one in self.containers if one.name == router.NAME), None)
 
     @property
     def available(self) -> bool:
@@ -71,7 +78,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
             return False
         if self.info is not None and (self.info.state is State.FAILED or self.engine_storm):
             return True
-        return any(one is not None and one.crash_looping for one in (self.worker, self.router))
+        return any(one.crash_looping for one in self.containers)
 
     @property
     def broken(self) -> bool:
@@ -117,15 +124,13 @@ def read(raw: Raw, info: Info | None = None) -> Pod:
         router_before=annotations.get(A_ROUTER_BEFORE, ""),
         node=spec.get("nodeName") or "",
         ready=ready.get("status") == "True",
-        ready_since=ready.get("lastTransitionTime") or "",
         terminating_s=seconds(deleted) if deleted else None,
         unschedulable=_unschedulable(scheduled),
-        failed=f"{status.get('reason') or 'Failed'}: {status.get('message') or 'no reason given'}"
-        if status.get("phase") == "Failed"
-        else "",
-        worker=_container(spec, status, "containers", "containerStatuses", worker.NAME),
-        router=_container(spec, status, "initContainers", "initContainerStatuses", router.NAME)
-        or _container(spec, status, "containers", "containerStatuses", router.NAME),
+        created_s=seconds(meta["creationTimestamp"]) if meta.get("creationTimestamp") else 0.0,
+        containers=(
+            *_containers(spec.get("initContainers"), status.get("initContainerStatuses")),
+            *_containers(spec.get("containers"), status.get("containerStatuses")),
+        ),
         info=info,
     )
 
@@ -151,17 +156,20 @@ def _unschedulable(scheduled: Raw) -> str:
     return ""
 
 
-def _container(spec: Raw, status: Raw, specs: str, statuses: str, name: str) -> Container | None:
-    asked = _named(spec.get(specs), name)
-    if asked is None:
-        return None
-    found = _named(status.get(statuses), name) or {}
+def _containers(specs: Any, statuses: Any) -> list[Container]:
+    found = {one["name"]: one for one in statuses or ()}
+    return [_container(one, found.get(one["name"], {})) for one in specs or ()]
+
+
+def _container(asked: Raw, found: Raw) -> Container:
     state, last = found.get("state") or {}, found.get("lastState") or {}
     waiting = state.get("waiting") or {}
     ended = state.get("terminated") or last.get("terminated") or {}
+    limits = (asked.get("resources") or {}).get("limits") or {}
     return Container(
-        name=name,
+        name=asked["name"],
         image=asked.get("image") or "",
+        memory_limit=str(limits.get("memory", "")),
         id=found.get("containerID") or "",
         started=bool(found.get("started")),
         restarts=found.get("restartCount") or 0,
@@ -172,7 +180,3 @@ def _container(spec: Raw, status: Raw, specs: str, statuses: str, name: str) -> 
         ended_code=ended.get("exitCode") or 0,
         ended_s=seconds(ended["finishedAt"]) if ended.get("finishedAt") else 0.0,
     )
-
-
-def _named(containers: Any, name: str) -> Raw | None:
-    return next((one for one in containers or () if one.get("name") == name), None)

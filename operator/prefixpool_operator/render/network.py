@@ -58,7 +58,7 @@ def disruption_budget(identity: Identity) -> Raw:
 
 
 def network_policy(identity: Identity, operator_namespace: str) -> Raw:
-    """Clients reach routers from anywhere; engines are the pool's own; agents and admin ports also for operator and metrics."""
+    """Routers are for everyone, engines for the pool alone, agents and admin ports also for the operator and for metrics."""
     own = {"podSelector": {"matchLabels": {L_POOL: identity.name}}}
     watchers = [own, {"namespaceSelector": {"matchLabels": {L_SCRAPE: "true"}}}, _operator(operator_namespace)]
     return identity.object(

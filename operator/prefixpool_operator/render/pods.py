@@ -20,7 +20,8 @@ _HOST: Final = "kubernetes.io/hostname"
 def worker_template(plan: Blueprint) -> Raw:
     """A replica, with its router in Sidecar mode. `pinned` adds its revision."""
     spec = {
-        **common(plan.identity, plan.spec),
+        **common(plan.spec),
+        "serviceAccountName": plan.identity.name,
         "terminationGracePeriodSeconds": plan.worker_grace_s,
         "containers": [worker.container(plan)],
         "volumes": volumes.worker_volumes(plan),
@@ -36,7 +37,8 @@ def worker_template(plan: Blueprint) -> Raw:
 def router_template(plan: Blueprint) -> Raw:
     """A router of its own. It runs anywhere: it needs no accelerator."""
     spec = {
-        **common(plan.identity, plan.spec),
+        **common(plan.spec),
+        "serviceAccountName": plan.identity.name,
         "terminationGracePeriodSeconds": plan.router_grace_s,
         "containers": [router.container(plan)],
         "volumes": volumes.router_volumes(plan),
@@ -49,11 +51,10 @@ def template(identity: Identity, component: Component, spec: Raw) -> Raw:
     return {"metadata": {"labels": identity.labels(component)}, "spec": spec}
 
 
-def common(identity: Identity, spec: PoolSpec) -> Raw:
+def common(spec: PoolSpec) -> Raw:
     """Service links would put `<SERVICE>_PORT` variables into the environment, which vLLM reads as its own settings."""
     secrets = [{"name": one.name} for one in spec.engine.image_pull_secrets]
     return {
-        "serviceAccountName": identity.name,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": POD_SECURITY,

@@ -1,0 +1,64 @@
+"""Which accelerator a pool's pods will get: from its spec, from nodes, or as it was when the pool was planned.
+
+A plan is kept for as long as the spec stays the same: nodes come and go, and a pool that runs must not change its mind.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from prefixpool.api.sizing import NO_DEVICE, known_device
+from prefixpool.api.spec import PoolSpec
+from prefixpool.sizing.catalogue import Accelerator
+from prefixpool_operator.observed import Node
+from prefixpool_operator.remembered import Device, Remembered
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """`accelerator`, or why there is none."""
+
+    device: Device = Device()
+    accelerator: Accelerator | None = None
+    unknown: str = ""
+
+
+def look(nodes: tuple[Node, ...] | None, remembered: Remembered, spec: PoolSpec) -> Found:
+    """The device to plan with."""
+    before = remembered.of_spec(spec)
+    device = before.device if before is not None else _of_nodes(nodes or (), spec)
+    accelerator = known_device(spec.accelerator, device.product, device.memory_bytes)
+    if accelerator is not None:
+        return Found(device=device, accelerator=accelerator)
+    return Found(unknown=_why_unknown(nodes, spec))
+
+
+def _of_nodes(nodes: tuple[Node, ...], spec: PoolSpec) -> Device:
+    """Of unlike devices the smallest, because a pod may get any."""
+    known = [node for node in _suitable(nodes, spec) if node.accelerator_bytes and not node.shared]
+    if not known:
+        return Device()
+    smallest = min(known, key=lambda node: (node.accelerator_bytes, node.accelerator))
+    return Device(product=smallest.accelerator, memory_bytes=smallest.accelerator_bytes)
+
+
+def _suitable(nodes: tuple[Node, ...], spec: PoolSpec) -> list[Node]:
+    """With the labels that the pool wants, and devices enough for a replica."""
+    selector, wanted = spec.placement.node_selector.items(), spec.accelerator
+    return [
+        node
+        for node in nodes
+        if node.allocatable.get(wanted.resource, 0) >= wanted.devices
+        and all(node.labels.get(label) == value for label, value in selector)
+    ]
+
+
+def _why_unknown(nodes: tuple[Node, ...] | None, spec: PoolSpec) -> str:
+    wanted = spec.accelerator
+    if nodes is None:
+        return f"{NO_DEVICE} (the operator may not read nodes)"
+    found = _suitable(nodes, spec)
+    if not found:
+        return f"{NO_DEVICE} (no node that spec.placement.nodeSelector allows offers {wanted.devices} {wanted.resource})"
+    if all(node.shared for node in found):
+        return f"{NO_DEVICE} ({wanted.resource} is shared between pods, so a pod's part of its memory is not known)"
+    return NO_DEVICE

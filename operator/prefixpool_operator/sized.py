@@ -1,0 +1,145 @@
+"""The condition Sized, and the plan behind it: shape + device + spec → figures, corrected by what engines report."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from prefixpool.api.sizing import NO_SHAPE, ShapeSource, known_shape, sizing_request
+from prefixpool.api.spec import PoolSpec
+from prefixpool.api.status import ConditionStatus, Reason
+from prefixpool.sizing import plan as sizing
+from prefixpool.sizing.errors import ShapeError, SizingError
+from prefixpool.sizing.kv import NULL_BLOCKS
+from prefixpool.sizing.plan import SizingPlan, Source
+from prefixpool.sizing.reasons import gib
+from prefixpool.sizing.request import SizingRequest
+from prefixpool.wire import State
+from prefixpool_operator import device, inspection, remembered
+from prefixpool_operator.identity import A_REVISION, A_SPEC_HASH, Identity
+from prefixpool_operator.inspection import Inspected
+from prefixpool_operator.observed import Observed, Raw
+from prefixpool_operator.pinned import spec_hash
+from prefixpool_operator.remembered import Planned, Remembered
+
+_TOLD_PERCENT: Final = 10  # engines and plan may differ by so much before it is worth a word
+_RETRY: Final = "To look again, delete the Job {}."
+
+
+class Sized(msgspec.Struct, frozen=True, kw_only=True):
+    """`plan` only if the model fits: without it nothing is started, and nothing that runs is touched."""
+
+    status: ConditionStatus
+    reason: Reason
+    message: str
+    plan: SizingPlan | None = None
+    planned: SizingPlan | None = None  # as before any engine ran: what pods are made from
+    shape_source: ShapeSource | None = None
+    inspected: Inspected = Inspected()
+    remember: Remembered = Remembered()  # from now on
+    inspect: bool = False  # a Job is needed
+
+
+def size(observed: Observed, spec: PoolSpec, identity: Identity) -> Sized:
+    """Never raises: what cannot be sized is said."""
+    known = Remembered.read(observed, identity)
+    inspected = inspection.look(observed, known, spec.model, identity)
+    try:
+        shape = known_shape(spec.model, spec.engine.kind, inspected.found)
+    except ShapeError as error:
+        if spec.model.shape is not None:
+            return Sized(status=ConditionStatus.FALSE, reason=Reason.REFUSED, message=f"spec.model.shape: {error}")
+        return _unshaped(msgspec.structs.replace(inspected, failed=str(error)), identity)
+    if shape is None:
+        return _unshaped(inspected, identity)
+    found = device.look(observed.nodes, known, spec)
+    if found.accelerator is None:
+        return _unknown(Reason.DEVICE_UNKNOWN, found.unknown, inspected)
+    blocks = _measured_blocks(observed, spec, known)
+    sized = _planned(sizing_request(spec, shape.shape, found.accelerator), blocks)
+    remember = Remembered(
+        planned=Planned(spec_hash=spec_hash(spec), device=found.device, measured_blocks=blocks),
+        inspected=_document(inspected, spec) if shape.source is ShapeSource.INSPECTION else None,
+    )
+    return msgspec.structs.replace(sized, shape_source=shape.source, inspected=inspected, remember=remember)
+
+
+def _document(inspected: Inspected, spec: PoolSpec) -> remembered.Inspected:
+    return remembered.Inspected(subject=inspection.subject(spec.model), document=inspected.document)
+
+
+def _unknown(reason: Reason, message: str, inspected: Inspected, *, inspect: bool = False) -> Sized:
+    return Sized(status=ConditionStatus.UNKNOWN, reason=reason, message=message, inspected=inspected, inspect=inspect)
+
+
+def _unshaped(inspected: Inspected, identity: Identity) -> Sized:
+    if inspected.failed:
+        retry = _RETRY.format(identity.inspection)
+        message = f"{NO_SHAPE}. The inspection of its files failed: {inspected.failed}. {retry}"
+        return _unknown(Reason.INSPECTION_FAILED, message, inspected)
+    message = f"The Job {identity.inspection} reads the model's config.json and the sizes of its weights."
+    return _unknown(Reason.INSPECTING, message, inspected, inspect=inspected.job is None and inspected.stale_job is None)
+
+
+def _planned(request: SizingRequest, blocks: int) -> Sized:
+    try:
+        planned = sizing.plan(request)
+    except SizingError as error:
+        return Sized(status=ConditionStatus.FALSE, reason=Reason.REFUSED, message=str(error))
+    if not planned.fits:
+        return Sized(
+            status=ConditionStatus.FALSE, reason=Reason.DOES_NOT_FIT, message=_does_not_fit(planned), planned=planned
+        )
+    plan = sizing.corrected(planned, request, blocks) if blocks > NULL_BLOCKS else planned
+    return Sized(
+        status=ConditionStatus.TRUE,
+        reason=Reason.MEASURED if plan.source is Source.MEASURED else Reason.PLANNED,
+        message=plan.reason + _told(planned, plan),
+        plan=plan,
+        planned=planned,
+    )
+
+
+def _does_not_fit(planned: SizingPlan) -> str:
+    others = "; or ".join(planned.changes)
+    more = f"It would fit with {others}." if others else "No single change of its settings would make it fit."
+    return f"{planned.reason} Short by {gib(planned.short_bytes)} a device. {more} No pod is started."
+
+
+def _told(planned: SizingPlan, plan: SizingPlan) -> str:
+    """Where engines and plan differ much."""
+    before, now = planned.device_per_replica.blocks, plan.device_per_replica.blocks
+    percent = round(100 * (now - before) / max(1, before))
+    if abs(percent) < _TOLD_PERCENT:
+        return ""
+    word = "fewer" if percent < 0 else "more"
+    return f" Engines report {now:,} blocks, {abs(percent)} % {word} than the {before:,} planned."
+
+
+def _measured_blocks(observed: Observed, spec: PoolSpec, remembered: Remembered) -> int:
+    """The least that any engine of this spec has reported, the null block included; 0: none yet.
+
+    It can only sink while the spec stays the same, so that a replica that comes and goes changes nothing.
+    """
+    before = remembered.of_spec(spec)
+    known = [before.measured_blocks] if before is not None and before.measured_blocks else []
+    return min([*known, *_reported(observed, spec)], default=0)
+
+
+def _reported(observed: Observed, spec: PoolSpec) -> list[int]:
+    """By engines of pods that were made for this spec."""
+    stateful = observed.children.get(("StatefulSet", observed.pool["metadata"]["name"]))
+    if stateful is None or (stateful["metadata"].get("annotations") or {}).get(A_SPEC_HASH) != spec_hash(spec):
+        return []
+    revision = _revision(stateful["spec"]["template"]["metadata"])
+    own = {pod["metadata"]["name"] for pod in observed.pods if _revision(pod["metadata"]) == revision}
+    return [
+        info.device_blocks + NULL_BLOCKS
+        for name, info in observed.infos.items()
+        if name in own and info.device_blocks and info.state in (State.READY, State.FENCED)
+    ]
+
+
+def _revision(metadata: Raw) -> str | None:
+    return (metadata.get("annotations") or {}).get(A_REVISION)

@@ -1,0 +1,170 @@
+"""What needs a person: found in pods, nodes and claims, and told with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from prefixpool.api.status import Reason
+from prefixpool.wire import Mode, State
+from prefixpool_operator.observed import Node
+from prefixpool_operator.pod import Container, Pod
+from prefixpool_operator.render import worker
+
+OOM_TOLD_S: Final = 600.0  # a pod that recovered from an out-of-memory kill is told of for so long
+STUCK_S: Final = 30.0  # beyond its grace period
+_TEXT: Final = 300  # characters of another program's message
+_SHOWN: Final = 5  # names of pods in a message
+_IMAGE: Final = frozenset(
+    ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable")
+)
+
+
+class Trouble(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of it, with the pods that have it."""
+
+    reason: Reason
+    message: str  # behind the names of the pods
+    pods: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        names = ", ".join(self.pods[:_SHOWN]) + (f" and {len(self.pods) - _SHOWN} more" if len(self.pods) > _SHOWN else "")
+        return f"{names}: {self.message}" if names else self.message
+
+
+class Deadline(msgspec.Struct, frozen=True, kw_only=True):
+    """Something may become a trouble, or cease to be one, at this time."""
+
+    at_s: float
+
+
+def of_pods(pods: Sequence[Pod], nodes: Mapping[str, Node] | None, now_s: float) -> tuple[list[Trouble], list[Deadline]]:
+    """The worst first; pods with the same trouble together."""
+    found: dict[tuple[Reason, str], list[str]] = {}
+    deadlines: list[Deadline] = []
+    for pod in pods:
+        for one in _of_pod(pod, nodes, now_s):
+            if isinstance(one, Deadline):
+                deadlines.append(one)
+            else:
+                found.setdefault((one.reason, one.message), []).append(pod.name)
+    troubles = [
+        Trouble(reason=reason, message=message, pods=tuple(sorted(names))) for (reason, message), names in found.items()
+    ]
+    return sorted(troubles, key=lambda one: (_SEVERITY.index(one.reason), one.pods)), deadlines
+
+
+# The first one found becomes the condition's reason: causes before what follows from them.
+_SEVERITY: Final = (
+    Reason.NODE_LOST,
+    Reason.STUCK_TERMINATING,
+    Reason.OUT_OF_MEMORY,
+    Reason.CRASH_LOOPING,
+    Reason.IMAGE_UNAVAILABLE,
+    Reason.SECRET_MISSING,
+    Reason.CLAIM_PENDING,
+    Reason.UNSCHEDULABLE,
+    Reason.APPROXIMATE,
+)
+
+
+def _of_pod(pod: Pod, nodes: Mapping[str, Node] | None, now_s: float) -> Iterator[Trouble | Deadline]:
+    node = _lost_node(pod, nodes)
+    if pod.terminating_s is not None:
+        yield from _terminating(pod, pod.terminating_s, node, now_s)
+        return
+    if node and not pod.ready:
+        yield Trouble(
+            reason=Reason.NODE_LOST, message=f"node {node} is not ready; Kubernetes evicts its pods after 5 minutes"
+        )
+        return
+    if pod.unschedulable:
+        claim = "persistentvolumeclaim" in pod.unschedulable.lower()
+        reason = Reason.CLAIM_PENDING if claim else Reason.UNSCHEDULABLE
+        yield Trouble(reason=reason, message=f"no node takes it: {_short(pod.unschedulable)}")
+        return
+    for container in pod.containers:
+        yield from _of_container(pod, container, now_s)
+    yield from _of_info(pod)
+
+
+def _lost_node(pod: Pod, nodes: Mapping[str, Node] | None) -> str:
+    """Its name, if the pod's node is known to be gone or not ready."""
+    if nodes is None or not pod.node:
+        return ""
+    node = nodes.get(pod.node)
+    return "" if node is not None and node.ready else pod.node
+
+
+def _terminating(pod: Pod, due_s: float, node: str, now_s: float) -> Iterator[Trouble | Deadline]:
+    if now_s < due_s + STUCK_S:
+        yield Deadline(at_s=due_s + STUCK_S)
+    elif node:
+        yield Trouble(
+            reason=Reason.NODE_LOST,
+            message=(
+                f"cannot end, because node {node} is not ready, and is not replaced before that. Once the machine is surely "
+                f"off: `kubectl taint node {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute`, or "
+                f"`kubectl delete pod {pod.name} --force --grace-period=0`"
+            ),
+        )
+    else:
+        yield Trouble(
+            reason=Reason.STUCK_TERMINATING,
+            message=(
+                f"should have ended and has not, and is not replaced before that. Look for finalizers and for the kubelet of "
+                f"node {pod.node or '(none)'}; if it surely does not run any more: "
+                f"`kubectl delete pod {pod.name} --force --grace-period=0`"
+            ),
+        )
+
+
+def _of_container(pod: Pod, container: Container, now_s: float) -> Iterator[Trouble | Deadline]:
+    if container.waiting in _IMAGE:
+        why = container.waiting_message.split("ErrImagePull: ")[-1]
+        yield Trouble(reason=Reason.IMAGE_UNAVAILABLE, message=f"image {container.image} cannot be had: {_short(why)}")
+    elif container.waiting == "CreateContainerConfigError":
+        yield Trouble(
+            reason=Reason.SECRET_MISSING, message=f"{container.name} cannot start: {_short(container.waiting_message)}"
+        )
+    elif container.ended == "OOMKilled" and not (pod.ready and now_s >= container.ended_s + OOM_TOLD_S):
+        if pod.ready:
+            yield Deadline(at_s=container.ended_s + OOM_TOLD_S)
+        yield Trouble(reason=Reason.OUT_OF_MEMORY, message=_out_of_memory(container))
+    elif container.crash_looping and not pod.ready:
+        yield Trouble(reason=Reason.CRASH_LOOPING, message=f"{container.name} does not stay up: {_cause(container)}")
+
+
+def _out_of_memory(container: Container) -> str:
+    field = "spec.engine.resources" if container.name == worker.NAME else "spec.router.resources"
+    other = ", or lower spec.kvCache.host.memory" if container.name == worker.NAME else ""
+    return (
+        f"{container.name} was killed for using more memory than its limit of {container.memory_limit or 'the node'}: "
+        f"raise {field}.limits.memory{other}"
+    )
+
+
+def _cause(container: Container) -> str:
+    if container.ended_message.strip():
+        return f"{_short(container.ended_message.strip().splitlines()[-1])} (exit code {container.ended_code})"
+    return f"it ends with exit code {container.ended_code}; `kubectl logs --previous -c {container.name}` tells more"
+
+
+def _of_info(pod: Pod) -> Iterator[Trouble]:
+    info = pod.info
+    if info is None:
+        return
+    if info.state is State.FAILED:
+        why = _short(info.reason) or "no reason given"
+        yield Trouble(reason=Reason.CRASH_LOOPING, message=f"the engine was given up: {why}. Delete the pod to try again")
+    elif pod.engine_storm:
+        yield Trouble(reason=Reason.CRASH_LOOPING, message=f"the engine does not stay up: {_short(info.reason)}")
+    elif info.state is State.READY and info.mode is Mode.APPROXIMATE and pod.ready:
+        yield Trouble(reason=Reason.APPROXIMATE, message=f"its cache is not known exactly: {_short(info.reason)}")
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _TEXT else f"{line[: _TEXT - 1]}…"
