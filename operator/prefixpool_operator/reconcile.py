@@ -31,8 +31,6 @@ class Reconciler:
         observed = await self._observer.observe(key, self._suspects.pop(key, _NONE))
         if observed is None:
             return Outcome(gone=True)
-        if observed.pool["metadata"].get("deletionTimestamp"):
-            return Outcome()  # its children go with it; making them anew would hold that up
         if observed.taken:
             self._suspects[key] = observed.taken
         plan = self._plan(observed)

@@ -84,14 +84,6 @@ async def test_a_pool_that_is_gone() -> None:
     assert rig.seen == []
 
 
-async def test_a_pool_that_is_being_deleted_gets_no_children_back() -> None:
-    rig = Rig(actions=(Apply(object=SERVICE, reason="new"),))
-    rig.api.put(kube.POOL, "p", metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"})
-    rig.api.calls.clear()
-    await rig.reconcile()
-    assert rig.wrote() == []
-
-
 async def test_a_refused_action_is_told_and_the_status_is_written_all_the_same() -> None:
     rig = Rig(actions=(Apply(object=SERVICE, reason="new"),), status_changed=True)
     rig.api.fail = lambda verb, kind, name: InvalidError("spec.ports: required") if verb == "apply" else None
