@@ -29,8 +29,9 @@ def settle(wanted: list[Raw], stateful: Raw | None, claims: tuple[Raw, ...]) -> 
     name = stateful["metadata"]["name"]
     message = (
         f"spec.kvCache.disk asks for {_words(wanted)}, and the StatefulSet {name} was made with {_words(present)}, which "
-        f"cannot be changed in place; until then pods stay as they are. `kubectl delete statefulset {name} --cascade=orphan` "
-        "leaves all pods running, and the operator makes it anew; or set the former size again"
+        "cannot be changed in place; until then pods stay as they are. "
+        f"`kubectl delete statefulset {name} --cascade=orphan` leaves all pods running, "
+        "and the operator makes it anew; or set the former size again"
     )
     return Claims(templates=present, hold=True, troubles=(Trouble(reason=Reason.CLAIM_CANNOT_SHRINK, message=message),))
 

@@ -63,13 +63,16 @@ def _stamp(now_s: float) -> str:
 
 
 def events(before: PoolStatus | None, now: tuple[Condition, ...]) -> list[Event]:
-    """One for each condition whose status or reason changed. A pool's first look tells only what is wrong."""
+    """One for each condition whose status or reason changed. A pool's first look tells only what is wrong with it."""
     found = []
     for condition in now:
         old = before.condition(condition.type) if before else None
         alarm = _ALARMS.get(condition.type) is condition.status
-        changed = alarm if old is None else (old.status, old.reason) != (condition.status, condition.reason)
-        if changed and condition.message:
+        if old is None:
+            changed = alarm and condition.type is not ConditionType.AVAILABLE  # nothing was up before
+        else:
+            changed = (old.status, old.reason) != (condition.status, condition.reason)
+        if changed:
             kind = EventType.WARNING if alarm else EventType.NORMAL
             found.append(Event(type=kind, reason=condition.reason.value, message=condition.message))
     return found

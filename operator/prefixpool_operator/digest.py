@@ -27,7 +27,9 @@ def given(value: Any) -> Any:
         return [given(one) for one in value]
     if isinstance(value, dict):
         return {name: given(inner) for name, inner in value.items()}
-    return value
+    if isinstance(value, str):  # quantities are kinds of numbers and texts
+        return str(value)
+    return int(value) if type(value) is not bool and isinstance(value, int) else value
 
 
 def _set(value: msgspec.Struct, field: msgspec.structs.FieldInfo) -> bool:

@@ -7,6 +7,7 @@ an operator that has just started knows it, too.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -20,16 +21,16 @@ from prefixpool_operator.pod import seconds
 
 WINDOW_S: Final = 600.0  # an edit that comes back within it is not undone again before its end
 _SHOWN: Final = 3  # fields in a message
-# Lists that the API server merges by a key: entries of others may stand beside ours.
-_MERGED: Final = {
-    "containers": "name",
-    "initContainers": "name",
-    "volumes": "name",
-    "env": "name",
-    "imagePullSecrets": "name",
-    "volumeMounts": "mountPath",
-    "ownerReferences": "uid",
-    "topologySpreadConstraints": "topologyKey",
+# Lists that the API server merges by these keys: entries of others may stand beside ours. All other lists are ours whole.
+_MERGED: Final[Mapping[str, tuple[str, ...]]] = {
+    "containers": ("name",),
+    "initContainers": ("name",),
+    "volumes": ("name",),
+    "env": ("name",),
+    "imagePullSecrets": ("name",),
+    "volumeMounts": ("mountPath",),
+    "ownerReferences": ("uid",),
+    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
 }
 
 
@@ -84,13 +85,16 @@ def differences(ours: Any, theirs: Any, path: str = "") -> dict[str, Any]:
 
 
 def _list_differences(ours: list[Any], theirs: list[Any], path: str) -> dict[str, Any]:
-    key = _MERGED.get(path.rpartition(".")[2])
-    if key is None and len(ours) != len(theirs):
+    keys = _MERGED.get(path.rpartition(".")[2])
+    if keys is None and len(ours) != len(theirs):
         return {path: theirs}
     found: dict[str, Any] = {}
     for index, value in enumerate(ours):
-        other = theirs[index] if key is None else next((one for one in theirs if one.get(key) == value[key]), None)
-        found |= differences(value, other, f"{path}[{index if key is None else value[key]}]")
+        if keys is None:
+            found |= differences(value, theirs[index], f"{path}[{index}]")
+        else:
+            other = next((one for one in theirs if all(one.get(key) == value[key] for key in keys)), None)
+            found |= differences(value, other, f"{path}[{value[keys[0]]}]")
     return found
 
 

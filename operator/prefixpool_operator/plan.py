@@ -13,9 +13,11 @@ from prefixpool.api.status import ConditionStatus, ConditionType, PoolStatus, Re
 from prefixpool.sizing.plan import SizingPlan
 from prefixpool.sizing.tiers import TierSize
 from prefixpool_operator import troubles, verdicts
-from prefixpool_operator.actions import Delete, Event, EventType, FillReplicas, Plan
+from prefixpool_operator.actions import Apply, Delete, Event, EventType, FillReplicas, Plan
 from prefixpool_operator.conditions import Verdict, conditions, events
+from prefixpool_operator.identity import A_PUT_BACK
 from prefixpool_operator.observed import Observed
+from prefixpool_operator.replicas import Replicas
 from prefixpool_operator.sized import Sized, size
 from prefixpool_operator.troubles import Trouble
 from prefixpool_operator.view import View
@@ -91,11 +93,11 @@ def _status(view: View, work: Work, sized: Sized, said: dict[ConditionType, Verd
         endpoint=identity.endpoint if view.stateful is not None or target is not None else None,
         replicas_managed_by=work.replicas.owner if work.replicas else None,
         shape_source=sized.shape_source.value if sized.shape_source else None,
-        sizing=_sizing(sizing, work) if sizing else None,
+        sizing=_sizing(sizing, work.replicas) if sizing else None,
     )
 
 
-def _sizing(plan: SizingPlan, work: Work) -> SizingStatus:
+def _sizing(plan: SizingPlan, replicas: Replicas | None) -> SizingStatus:
     return SizingStatus(
         weights_bytes=plan.weights_bytes,
         kv_bytes_per_token=plan.kv_bytes_per_token,
@@ -105,7 +107,7 @@ def _sizing(plan: SizingPlan, work: Work) -> SizingStatus:
         concurrent_sequences=int(plan.concurrent_sequences),
         max_model_len=plan.max_model_len,
         sessions_per_replica=plan.sessions_per_replica or None,
-        replicas=plan.replicas,
+        replicas=replicas.budgeted if replicas else plan.replicas,
         limited_by=plan.limited_by,
         source=plan.source,
     )
@@ -122,8 +124,10 @@ def _told(work: Work) -> list[Event]:
         for one in work.actions
         if isinstance(one, Delete) and one.kind == "Pod"
     ]
-    fills = [one for one in work.actions if isinstance(one, FillReplicas)]
-    return found + [
-        Event(type=EventType.NORMAL, reason="ReplicasFilled", message=f"spec.replicas is now {one.replicas}: {one.reason}")
-        for one in fills
-    ]
+    for one in work.actions:
+        if isinstance(one, FillReplicas):
+            told = f"spec.replicas is now {one.replicas}: {one.reason}"
+            found.append(Event(type=EventType.NORMAL, reason="ReplicasFilled", message=told))
+        if isinstance(one, Apply) and A_PUT_BACK in one.object["metadata"]["annotations"]:
+            found.append(Event(type=EventType.WARNING, reason="PutBack", message=f"Put back: {one.reason}"))
+    return found

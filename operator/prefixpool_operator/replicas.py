@@ -19,6 +19,7 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
     """What is wanted."""
 
     number: int
+    budgeted: int  # what kvBudget asks for; without one, `number`
     owner: str  # FIELD_MANAGER, or another one
     fill: FillReplicas | None = None
     message: str = ""  # where two answers differ
@@ -26,14 +27,13 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
 
 def wanted(pool: Raw, spec: PoolSpec, sizing: SizingPlan) -> Replicas:
     """Only for a plan that fits."""
-    own = budgeted_replicas(spec, sizing)
-    owner = owner_of(pool)
+    own, owner = budgeted_replicas(spec, sizing), owner_of(pool)
     if spec.replicas is not None and owner != FIELD_MANAGER:
-        return Replicas(number=spec.replicas, owner=owner, message=_disagreement(spec, own, owner))
-    if spec.replicas == own:
-        return Replicas(number=own, owner=FIELD_MANAGER)
-    why = sizing.reason if spec.kv_budget else "nothing sets spec.replicas, and there is no kvBudget"
-    return Replicas(number=own, owner=FIELD_MANAGER, fill=FillReplicas(replicas=own, reason=why))
+        budgeted = own if spec.kv_budget else spec.replicas
+        return Replicas(number=spec.replicas, budgeted=budgeted, owner=owner, message=_disagreement(spec, own, owner))
+    why = sizing.reason if spec.kv_budget else "nothing sets it, and there is no kvBudget."
+    fill = FillReplicas(replicas=own, reason=why) if spec.replicas != own else None
+    return Replicas(number=own, budgeted=own, owner=FIELD_MANAGER, fill=fill)
 
 
 def owner_of(pool: Raw) -> str:

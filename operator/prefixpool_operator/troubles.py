@@ -114,8 +114,8 @@ def _terminating(pod: Pod, due_s: float, node: str, now_s: float) -> Iterator[Tr
         yield Trouble(
             reason=Reason.STUCK_TERMINATING,
             message=(
-                f"should have ended and has not, and is not replaced before that. Look for finalizers and for the kubelet of "
-                f"node {pod.node or '(none)'}; if it surely does not run any more: "
+                f"should have ended and has not, and is not replaced before that. Look for finalizers and for the "
+                f"kubelet of node {pod.node or '(none)'}; if it surely does not run any more: "
                 f"`kubectl delete pod {pod.name} --force --grace-period=0`"
             ),
         )

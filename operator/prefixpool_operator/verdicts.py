@@ -66,6 +66,8 @@ def settled(view: View, work: Work, target: Target) -> bool:
 def _under_way(view: View, work: Work, target: Target) -> Verdict:
     own = [pod for pod in view.workers if pod.ordinal < target.replicas]
     counts = _counts(view, target)
+    if view.stateful is None:
+        return Verdict.yes(Reason.STARTING, f"The pool is being made. {counts}")
     if failing := ", ".join(pod.name for pod in work.step.failing):
         return Verdict.yes(
             Reason.ROLLING_OUT, f"The rollout has stopped, because {failing} of the new revision fails. {counts}"
