@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -84,6 +85,20 @@ class OperatorProgram:
     def kill(self) -> None:
         """SIGKILL."""
         self._api.programs.kill(self.name)
+
+    def pause(self) -> None:
+        """SIGSTOP: it does nothing, and does not know."""
+        self._api.programs.signal(self.name, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._api.programs.signal(self.name, signal.SIGCONT)
+
+    def pid(self) -> int:
+        return self._api.programs.pid(self.name)
+
+    def exit_status(self) -> int | None:
+        """None while it runs."""
+        return self._api.programs.exit_status(self.name)
 
     @property
     def log(self) -> str:
