@@ -43,7 +43,7 @@ async def operator_behind_a_link(api: ApiServer, tmp_path: Path, lease: str) -> 
         own = api.kubeconfig_of(ACCOUNT, NAMESPACE).read_text()
         kubeconfig = tmp_path / "kubeconfig"
         kubeconfig.write_text(own.replace(api.url, link.url.replace("http://", "https://")))
-        operator = OperatorProgram(api, lease, *FLAGS, "--lease-name", lease, KUBECONFIG=str(kubeconfig))
+        operator = OperatorProgram(api, lease, *FLAGS, "--lease-name", lease, kubeconfig=kubeconfig)
         operator.start()
         try:
             await operator.until_leading()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,53 +30,52 @@ RULES: Final = Path(__file__).parents[2] / "charts/prefixpool/files/operator-rul
 _IMAGES: Final = ("--worker-image", "worker:1", "--router-image", "router:1")
 
 
-def install(api: ApiServer) -> None:
-    """The CRD, and a ServiceAccount with the shipped rules."""
+def install(api: ApiServer, *, account: str = ACCOUNT, namespaces: Sequence[str] = ()) -> None:
+    """The CRD, and a ServiceAccount with the shipped rules: everywhere, or in these namespaces and then not for nodes."""
     rules = yaml.safe_load(RULES.read_text())
-    everywhere = {name: rules[name] for name in ("pools", "routers", "nodes")}
-    api.apply(
+    subject = {"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}
+    objects: list[Raw] = [
         crd.definition(),
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": NAMESPACE}},
-        *(made for name, of in everywhere.items() for made in _granted(name, of, namespace="")),
-        *_granted("leadership", rules["leadership"], namespace=NAMESPACE),
-    )
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account, "namespace": NAMESPACE}},
+        *_granted(subject, "leadership", rules["leadership"], NAMESPACE),
+    ]
+    for place in namespaces or ("",):
+        for name in ("pools", "routers") if place else ("pools", "routers", "nodes"):
+            objects += _granted(subject, name, rules[name], place)
+    api.apply(*objects)
     api.kubectl("wait", "--for=condition=Established", f"crd/{crd.definition()['metadata']['name']}", "--timeout=30s")
 
 
-def _granted(name: str, rules: Any, *, namespace: str) -> list[Raw]:
-    kind = "Role" if namespace else "ClusterRole"
-    group = "rbac.authorization.k8s.io"
-    meta = {"name": f"prefixpool-{name}", **({"namespace": namespace} if namespace else {})}
-    subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": NAMESPACE}
-    role: Raw = {"apiVersion": f"{group}/v1", "kind": kind, "metadata": meta, "rules": rules}
+def _granted(subject: Raw, name: str, rules: Any, namespace: str) -> list[Raw]:
+    """A Role, or without namespace a ClusterRole, and its binding."""
+    kind, group = "Role" if namespace else "ClusterRole", "rbac.authorization.k8s.io"
+    meta = {"name": f"{subject['name']}-{name}", **({"namespace": namespace} if namespace else {})}
+    head = {"apiVersion": f"{group}/v1", "metadata": meta}
     reference = {"apiGroup": group, "kind": kind, "name": meta["name"]}
-    binding = {
-        "apiVersion": f"{group}/v1",
-        "kind": f"{kind}Binding",
-        "metadata": meta,
-        "roleRef": reference,
-        "subjects": [subject],
-    }
-    return [role, binding]
+    return [
+        {**head, "kind": kind, "rules": rules},
+        {**head, "kind": f"{kind}Binding", "roleRef": reference, "subjects": [subject]},
+    ]
 
 
 class OperatorProgram:
     """One `prefixpool-operator`. Ends with the API server at the latest."""
 
-    def __init__(self, api: ApiServer, name: str = "operator", *flags: str, **env: str) -> None:
+    def __init__(
+        self, api: ApiServer, name: str = "operator", *flags: str, account: str = ACCOUNT, kubeconfig: Path | None = None
+    ) -> None:
         self._api = api
         self.name = name
         self._flags = flags
-        self._env = env
+        self._kubeconfig = kubeconfig or api.kubeconfig_of(account, NAMESPACE)
         (self._port,) = free_ports(1)
 
     def start(self) -> None:
         """Returns before it leads."""
         flags = (*_IMAGES, "--namespace", NAMESPACE, "--port", str(self._port), "--log-format", "json", *self._flags)
-        kubeconfig = self._api.kubeconfig_of(ACCOUNT, NAMESPACE)
         command = [sys.executable, "-m", "prefixpool_operator.main", *flags]
-        self._api.programs.start(self.name, command, {"KUBECONFIG": str(kubeconfig), **self._env})
+        self._api.programs.start(self.name, command, {"KUBECONFIG": str(self._kubeconfig)})
 
     def stop(self) -> None:
         """In order."""
