@@ -33,6 +33,14 @@ class Device(StrEnum):
     CPU = "cpu"
 
 
+class KvEviction(StrEnum):
+    """What goes first when the host tier is full."""
+
+    WORTH = "worth"  # least expected saving per byte
+    LRU = "lru"
+    ARC = "arc"
+
+
 class LogLevel(StrEnum):
     """Prompt text and token ids are in no log line at any of these levels."""
 
@@ -68,6 +76,19 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     memory_utilization_percent: Annotated[
         int, Meta(description="share of device memory that the engine may use; 0: its own default", ge=0, le=100)
     ] = 0
+    host_kv_bytes: Annotated[
+        Count, Meta(description="bytes of host memory for KV blocks, the tier below the device; 0: none")
+    ] = 0
+    disk_kv_dir: Annotated[
+        str, Meta(description="directory for KV blocks on disk, the tier below host memory; empty: none")
+    ] = ""
+    disk_kv_bytes: Annotated[Count, Meta(description="bytes that KV blocks may take on disk")] = 0
+    disk_kv_shared: Annotated[bool, Meta(description="other replicas use `disk_kv_dir`, too")] = False
+    disk_kv_free_bytes: Annotated[Count, Meta(description="bytes of the disk that are left free for others")] = 1 << 30
+    disk_kv_deadline_s: Annotated[
+        float, Meta(description="how long a request waits for the disk before its prompt is computed instead", gt=0)
+    ] = 2.0
+    kv_eviction: Annotated[KvEviction, Meta(description="what goes first when the host tier is full")] = KvEviction.LRU
     max_num_seqs: Annotated[Count, Meta(description="sequences in one step; 0: the engine's own choice")] = 0
     max_inflight: Annotated[
         Count, Meta(description="requests inside the engine, beyond which the gate says busy; 0: no bound")

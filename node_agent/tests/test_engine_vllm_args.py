@@ -11,7 +11,7 @@ from prefixpool.errors import SettingsError
 from prefixpool_agent.engines.base import EngineSpec, Host, core_list
 from prefixpool_agent.engines.sim import sim_spec
 from prefixpool_agent.engines.vllm import vllm_spec
-from prefixpool_agent.settings import Device, EngineKind, WorkerSettings
+from prefixpool_agent.settings import Device, EngineKind, KvEviction, WorkerSettings
 
 HOST = Host(python="/py", cores=(0, 1), weight_bytes=1_000_000_000)
 
@@ -164,3 +164,79 @@ def test_sim_takes_its_own_arguments_and_refuses_ours() -> None:
 )
 def test_core_lists(cores: tuple[int, ...], text: str) -> None:
     assert core_list(cores) == text
+
+
+# -- tiers below the device
+
+
+def tiers(**changes: Any) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(option(vllm_spec(settings(**changes), HOST), "--kv-transfer-config"))
+    assert (config["kv_connector"], config["kv_role"]) == ("OffloadingConnector", "kv_both")
+    return dict(config["kv_connector_extra_config"])
+
+
+def test_device_alone_needs_no_connector() -> None:
+    assert "--kv-transfer-config" not in vllm_spec(settings(), HOST).argv
+
+
+@pytest.mark.parametrize("device", Device)
+def test_host_memory_is_a_tier(device: Device) -> None:
+    """On CUDA the copies are vLLM's own. This has not been run on a GPU."""
+    found = tiers(device=device, host_kv_bytes=1 << 30)
+    assert found["cpu_bytes_to_use"] == 1 << 30
+    assert (found["self_describing_kv_events"], found["offload_prompt_only"]) == (True, False)
+    assert "secondary_tiers" not in found
+    ours = "prefixpool_agent.tiers.specs"
+    expected = ("HostSpec", ours) if device is Device.CPU else ("CPUOffloadingSpec", None)
+    assert (found["spec_name"], found.get("spec_module_path")) == expected
+
+
+@pytest.mark.parametrize(("device", "spec"), [(Device.CPU, "HostDiskSpec"), (Device.CUDA, "TieringOffloadingSpec")])
+def test_disk_is_a_tier_below_host_memory(device: Device, spec: str) -> None:
+    disk = {"disk_kv_dir": "/kv", "disk_kv_bytes": 1 << 40, "disk_kv_shared": True, "disk_kv_deadline_s": 0.5}
+    found = tiers(device=device, host_kv_bytes=1 << 30, **disk)
+    assert found["spec_name"] == spec
+    (tier,) = found["secondary_tiers"]
+    assert (tier["type"], tier["module_path"]) == ("DiskTier", "prefixpool_agent.tiers.disk_tier")
+    assert (tier["directory"], tier["capacity_bytes"], tier["shared"], tier["deadline_s"]) == ("/kv", 1 << 40, True, 0.5)
+
+
+def test_what_changes_a_chunks_bytes_is_part_of_its_name() -> None:
+    disk = {"host_kv_bytes": 1 << 30, "disk_kv_dir": "/kv", "disk_kv_bytes": 1 << 40}
+    changes = [
+        {},
+        {"dtype": "float32"},
+        {"kv_cache_dtype": "fp8"},
+        {"engine_args": "--rope-scaling x"},
+        {"device": Device.CUDA},
+    ]
+    setups = {tiers(**disk, **change)["secondary_tiers"][0]["setup"] for change in changes}
+    assert len(setups) == len(changes)
+
+
+def test_eviction_is_ours_or_the_engines() -> None:
+    worth = tiers(host_kv_bytes=1, kv_eviction=KvEviction.WORTH)
+    assert (worth["eviction_policy"], worth["cache_policy_module_path"]) == (
+        "WorthPolicy",
+        "prefixpool_agent.tiers.worth_policy",
+    )
+    assert tiers(host_kv_bytes=1, kv_eviction=KvEviction.ARC)["eviction_policy"] == "arc"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"disk_kv_dir": "/kv", "disk_kv_bytes": 1},
+        {"host_kv_bytes": 1, "disk_kv_dir": "/kv"},
+        {"host_kv_bytes": 1, "disk_kv_bytes": 1},
+    ],
+)
+def test_half_a_disk_tier_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match="a disk tier needs"):
+        vllm_spec(settings(**changes), HOST)
+
+
+def test_connector_of_the_users_is_refused() -> None:
+    for argument in ("--kv-transfer-config={}", "--kv-offloading-size 4", "--kv-transfer-config.kv_role kv_both"):
+        with pytest.raises(SettingsError, match="host_kv_bytes"):
+            vllm_spec(settings(engine_args=argument), HOST)

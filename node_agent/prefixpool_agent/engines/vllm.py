@@ -11,6 +11,7 @@ from prefixpool.errors import SettingsError
 from prefixpool_agent.engines.arguments import Rules, check, split
 from prefixpool_agent.engines.base import DeadlineRates, EngineSpec, Host, core_list, startup_deadline_s
 from prefixpool_agent.settings import Device, WorkerSettings
+from prefixpool_agent.tiers.connector import kv_transfer
 
 MIDDLEWARE: Final = "prefixpool_agent.gate.Gate"
 CPU_KV_BYTES: Final = 1 << 30  # else vLLM takes 90 % of the machine's memory, which on a laptop is not ours alone
@@ -45,6 +46,9 @@ RULES: Final = Rules(
         "--kv-cache-dtype": _WORKER.format("kv_cache_dtype"),
         "--enforce-eager": _WORKER.format("enforce_eager"),
         "--kv-events-config": "the agent reads KV events from sockets in the run directory",
+        "--kv-transfer-config": _WORKER.format("host_kv_bytes"),
+        "--kv-offloading-size": _WORKER.format("host_kv_bytes"),
+        "--kv-offloading-backend": _WORKER.format("host_kv_bytes"),
         "--enable-prefix-caching": "without prefix caching there is nothing to route by",
         "--prefix-caching-hash-algo": "agents and tiers rely on the default",
         "--enable-prompt-tokens-details": "the router compares cached tokens with its prediction",
@@ -174,6 +178,8 @@ def _optional(settings: WorkerSettings) -> list[str]:
         options += ["--gpu-memory-utilization", f"{settings.memory_utilization_percent / 100:g}"]
     if settings.enforce_eager:
         options.append("--enforce-eager")
+    if tiers := kv_transfer(settings):
+        options += ["--kv-transfer-config", json.dumps(tiers)]
     return options
 
 

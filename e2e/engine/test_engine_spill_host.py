@@ -1,0 +1,73 @@
+"""Host memory below the device, on real vLLM: what is restored is what was computed, bit by bit.
+
+Like is compared with like: a device hit and a restore compute the same tokens. A cold request computes the prompt in other
+pieces, which changes bf16 rounding; its greedy tokens are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from prefixpool_testing.spill_engine import BLOCK, CHUNK_BYTES, Said, SpillEngine, spill_engine
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+HOST = ("--host-kv-bytes", str(200 * CHUNK_BYTES))
+PROMPT = 10 * BLOCK + 1
+
+
+@pytest.fixture(scope="module")
+def engine(model: str) -> Iterator[SpillEngine]:
+    with spill_engine(model, *HOST) as started:
+        yield started
+
+
+def three_ways(engine: SpillEngine, seed: str) -> tuple[Said, Said, Said]:
+    """The same prompt cold, from the device, and from host memory."""
+    prompt = engine.prompt(seed, PROMPT)
+    cold, device = engine.say(prompt), engine.say(prompt)
+    engine.reset()
+    return cold, device, engine.say(prompt)
+
+
+@pytest.mark.parametrize("seed", ["one", "two", "three"])
+def test_restore_from_host_memory_is_bit_for_bit_a_device_hit(engine: SpillEngine, seed: str) -> None:
+    before = engine.cached_from("host")
+    cold, device, host = three_ways(engine, seed)
+    assert (cold.cached, device.cached, host.cached) == (0, PROMPT - 1, PROMPT - 1)
+    assert engine.cached_from("host") == before + PROMPT - 1
+    assert (host.ids, host.logprobs) == (device.ids, device.logprobs)
+    assert host.agrees(cold)
+
+
+def test_a_reply_is_restored_too(engine: SpillEngine) -> None:
+    prompt = engine.prompt("reply", PROMPT)
+    first = engine.say(prompt, tokens=3 * BLOCK)
+    engine.reset()
+    assert engine.say([*prompt, *first.ids]).cached >= PROMPT - 1 + 2 * BLOCK
+
+
+def test_another_tenant_finds_nothing_in_host_memory__peers_63(engine: SpillEngine) -> None:
+    prompt = engine.prompt("salted", PROMPT)
+    engine.say(prompt, cache_salt="alpha")
+    engine.reset()
+    assert engine.say(prompt, cache_salt="beta").cached == 0
+    engine.reset()
+    assert engine.say(prompt, cache_salt="alpha").cached == PROMPT - 1
+
+
+def test_load_that_copies_nothing_is_noticed(model: str) -> None:
+    with spill_engine(model, *HOST, spec="NothingCopiedSpec") as wrong:
+        wrong.say(wrong.prompt("other bytes for the blocks that are loaded into", 20 * BLOCK + 1))
+        _, device, host = three_ways(wrong, "one")
+        assert host.cached == device.cached
+        assert host.logprobs != device.logprobs
+
+
+def test_load_into_the_neighbours_place_is_noticed(model: str) -> None:
+    with spill_engine(model, *HOST, spec="RotatedSpec") as wrong:
+        _, device, host = three_ways(wrong, "one")
+        assert host.cached == device.cached
+        assert host.logprobs != device.logprobs

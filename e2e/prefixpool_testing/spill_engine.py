@@ -1,0 +1,102 @@
+"""A real engine with tiers below its device, and answers that can be compared bit by bit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from prefixpool_agent.supervisor.plan import Plan
+from prefixpool_testing.engine_contract.asks import exactly
+from prefixpool_testing.engine_worker import OPTIONS, EngineWorker
+
+BLOCK = 32
+CHUNK_BYTES = 737_280  # SmolLM2-135M: 30 layers, 3 KV heads of 64, bf16, 32 tokens
+E2E = Path(__file__).parents[1]
+
+
+TIE = 0.05  # two tokens so near each other in log-probability may change places with bf16 rounding
+
+
+class Said(NamedTuple):
+    """What must be the same wherever the prefix came from."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]  # of the chosen tokens
+    margins: tuple[float, ...]  # of the chosen tokens over the next best
+    cached: int
+
+    def agrees(self, other: Said) -> bool:
+        """Greedy tokens are the same, but for what follows a tie."""
+        for mine, theirs, margin in zip(self.ids, other.ids, self.margins, strict=True):
+            if mine != theirs:
+                return margin <= TIE
+        return True
+
+
+class SpillEngine:
+    """One engine; `reset` empties the device tier only."""
+
+    def __init__(self, worker: EngineWorker) -> None:
+        self.worker = worker
+
+    def say(self, prompt: Sequence[int], tokens: int = 8, **more: Any) -> Said:
+        """A greedy answer to a prompt of token ids."""
+        body = {"model": "contract", "prompt": list(prompt), "max_tokens": tokens, "temperature": 0, "logprobs": 2}
+        answer = self.worker.post("/v1/completions", {**body, "return_token_ids": True, "ignore_eos": True, **more})
+        assert answer.status == 200, answer.body
+        reply = answer.json()
+        choice = reply["choices"][0]
+        cached = (reply["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+        tops = [sorted(top.values()) for top in choice["logprobs"]["top_logprobs"]]
+        margins = tuple(top[-1] - top[-2] for top in tops)
+        return Said(tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"]), margins, cached)
+
+    def prompt(self, seed: str, tokens: int) -> list[int]:
+        """Token ids of a text that is nobody else's."""
+        return exactly(self.worker, seed, tokens)
+
+    def reset(self) -> None:
+        """The device tier is empty; what is below stays."""
+        assert self.worker.post("/reset_prefix_cache", {}).status == 200
+
+    def cached_from(self, source: str) -> int:
+        """Cached tokens so far that came from a tier, as the engine counts them: device, host, disk."""
+        return int(self.metric(f'vllm:prompt_tokens_cached_by_source_total{{[^}}]*source="{source}"[^}}]*}}'))
+
+    def metric(self, pattern: str) -> float:
+        """Sum of all samples whose name and labels match."""
+        text = self.worker.get("/metrics").body.decode()
+        return sum(float(value) for value in re.findall(rf"^{pattern} (\S+)$", text, re.MULTILINE))
+
+
+@contextmanager
+def spill_engine(model: str, *options: str, spec: str = "") -> Iterator[SpillEngine]:
+    """`spec`: a wrong one from `spill_controls`. Must leave nothing behind."""
+
+    def change(plan: Plan) -> Plan:
+        if not spec:
+            return plan
+        argv = [_with_control(word, spec) if "kv_connector" in word else word for word in plan.engine.argv]
+        env = {**plan.engine.env, "PYTHONPATH": str(E2E)}
+        return replace(plan, engine=replace(plan.engine, argv=tuple(argv), env=env))
+
+    with TemporaryDirectory(prefix="pp") as folder:
+        worker = EngineWorker(Path(folder), model, *OPTIONS, *options)
+        worker.start(change)
+        try:
+            yield SpillEngine(worker)
+        finally:
+            left = worker.stop()
+        assert left == []
+
+
+def _with_control(config: str, spec: str) -> str:
+    assert '"HostSpec"' in config
+    return config.replace('"HostSpec"', f'"{spec}"').replace(
+        "prefixpool_agent.tiers.specs", "prefixpool_testing.spill_controls"
+    )

@@ -1,0 +1,81 @@
+"""vLLM's `--kv-transfer-config` from the settings. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from prefixpool.errors import SettingsError
+from prefixpool_agent.settings import Device, KvEviction, WorkerSettings
+
+_TIERS: Final = "prefixpool_agent.tiers"
+_SPECS: Final = {Device.CUDA: ("CPUOffloadingSpec", "TieringOffloadingSpec"), Device.CPU: ("HostSpec", "HostDiskSpec")}
+
+
+class DiskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the disk tier is told (`disk_tier.DiskTier`)."""
+
+    directory: str
+    capacity_bytes: int
+    free_bytes: int  # of the file system, left for others
+    shared: bool  # other engines use the directory, too
+    deadline_s: float  # of a read
+    setup: str  # settings that change what is computed: chunks made with others are not read
+
+
+def kv_transfer(settings: WorkerSettings) -> dict[str, Any] | None:
+    """None: the device is the only tier. Raises SettingsError.
+
+    On CUDA the copies between device and host are vLLM's own, on CPU ours (`specs`); what is above and below is the same.
+    """
+    _check(settings)
+    if not settings.host_kv_bytes:
+        return None
+    disk = _disk(settings)
+    spec = _SPECS[settings.device][bool(disk)]
+    ours = {"spec_module_path": f"{_TIERS}.specs"} if settings.device is Device.CPU else {}
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "spec_name": spec,
+            **ours,
+            "cpu_bytes_to_use": settings.host_kv_bytes,
+            "self_describing_kv_events": True,  # else events of these tiers name blocks only, without text or parent
+            "offload_prompt_only": False,  # replies are the next turn's prompt
+            **_eviction(settings.kv_eviction),
+            **({"secondary_tiers": [disk]} if disk else {}),
+        },
+    }
+
+
+def _check(settings: WorkerSettings) -> None:
+    if bool(settings.disk_kv_dir) != bool(settings.disk_kv_bytes):
+        raise SettingsError("a disk tier needs both disk_kv_dir and disk_kv_bytes")
+    if settings.disk_kv_dir and not settings.host_kv_bytes:
+        raise SettingsError("a disk tier needs host_kv_bytes: all that goes to disk goes through host memory")
+
+
+def _eviction(eviction: KvEviction) -> dict[str, str]:
+    if eviction is KvEviction.WORTH:
+        return {"eviction_policy": "WorthPolicy", "cache_policy_module_path": f"{_TIERS}.worth_policy"}
+    return {"eviction_policy": str(eviction)}
+
+
+def _disk(settings: WorkerSettings) -> dict[str, Any] | None:
+    if not settings.disk_kv_dir:
+        return None
+    options = DiskOptions(
+        directory=settings.disk_kv_dir,
+        capacity_bytes=settings.disk_kv_bytes,
+        free_bytes=settings.disk_kv_free_bytes,
+        shared=settings.disk_kv_shared,
+        deadline_s=settings.disk_kv_deadline_s,
+        setup=f"{settings.device} {settings.dtype} {settings.kv_cache_dtype} {settings.engine_args}",
+    )
+    return {
+        "type": "DiskTier",
+        "module_path": f"{_TIERS}.disk_tier",
+        **msgspec.structs.asdict(options),
+    }

@@ -1,0 +1,54 @@
+"""Looks after a directory of chunks from a thread of its own: opens it, counts, collects; again soon after a failure."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Final
+
+from prefixpool_agent.tiers.disk_store import DiskStore, StoreError
+
+SHARED_S: Final = 30.0  # what others wrote and removed is known by then
+ALONE_S: Final = 300.0  # nobody else should touch it
+SOON_S: Final = 2.0
+_log = logging.getLogger(__name__)
+
+
+class Care:
+    """One per store. A directory that cannot be used is tried again and again; until then the tier is empty."""
+
+    def __init__(self, store: DiskStore, *, shared: bool) -> None:
+        self._store = store
+        self._every_s = SHARED_S if shared else ALONE_S
+        self._soon = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="prefixpool-disk-care")
+        self.used_bytes = 0  # as last counted: reading it asks no disk
+
+    def start(self) -> None:
+        """Returns at once; what is there is known when it has been read."""
+        self._thread.start()
+
+    def soon(self) -> None:
+        """Something failed."""
+        self._soon.set()
+
+    def stop(self) -> None:
+        """Let another collect."""
+        self._stopped.set()
+        self._soon.set()
+        self._store.close()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._store.open()
+                self._store.collect()
+                self.used_bytes = self._store.used
+            except StoreError as error:
+                _log.error("disk tier: %s", error)
+                self._soon.set()
+            if self._soon.is_set():
+                self._stopped.wait(SOON_S)
+                self._soon.clear()
+            self._soon.wait(self._every_s)

@@ -1,0 +1,302 @@
+"""What is worth keeping: expected saving per byte, learned from what is asked for again. Pure; O(log n) an operation.
+
+    worth = chance that a chunk is asked for again soon x seconds that computing it again would take
+
+The chance is a hit density: among chunks like this one (as often used, unused for as long), how many were used again,
+over how much waiting they cost. It is learned by counting, with a memory of chunks that were evicted, so that it also knows
+what would have been used had there been room. With nothing learned yet the order is least recently used. (After LHD,
+Beckmann, Chen, Cidon, NSDI 2018; classes and prefix order are ours.)
+
+The engine walks a prefix from its root, so a chunk without its parent serves nobody: only chunks without resident children
+may go. Reserved chunks do not go until their time is over. Within a class the oldest and the newest are weighed: where
+more is asked for in turn than there is room for, it is the newest that should go, not the one whose turn is next.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+USES: Final = 4  # classes: never used again, once, twice, more often
+AGES: Final = 40  # powers of two
+FADING: Final = 0.9  # of what was learned, at each new learning
+PRIOR: Final = 30.0  # so many imagined events say "least recently used"
+_PER_S: Final = 8  # ages are counted in eighths of a second
+_LEVELS: Final = 6  # classes of cost: powers of two of the cheapest
+_EVEN_TOKENS: Final = 16_384  # where attention to what is before takes as long as all else; of that order for most models
+
+
+def recompute(tokens: int) -> float:
+    """Time to compute a chunk that ends at so many tokens, as a multiple of the first one's."""
+    return 1.0 + tokens / _EVEN_TOKENS
+
+
+class Chunk:
+    """One resident chunk."""
+
+    __slots__ = ("at", "busy", "cost", "key", "parent", "reserved_until", "uses", "version")
+
+    def __init__(self, key: bytes, parent: bytes, cost: int, at: float, uses: int) -> None:
+        self.key = key
+        self.parent = parent
+        self.cost = cost  # class of cost
+        self.at = at  # last use
+        self.uses = uses
+        self.busy = False  # being read or written: must not go
+        self.reserved_until = 0.0
+        self.version = 0  # of its entry in the heaps
+
+
+class Density:
+    """Hits per waiting time, by uses and age. `learn` is called now and then; reading is a look at a table."""
+
+    def __init__(self) -> None:
+        self._hits = [[0.0] * AGES for _ in range(USES)]
+        self._ends = [[0.0] * AGES for _ in range(USES)]
+        self._table: list[list[float]] = []
+        self.learn()
+
+    def hit(self, uses: int, age: float) -> None:
+        """Used again, so long after its last use."""
+        self._hits[uses][_bucket(age)] += 1
+
+    def end(self, uses: int, age: float, count: float = 1.0) -> None:
+        """Evicted unused, as far as is known."""
+        row, bucket = self._ends[uses], _bucket(age)
+        row[bucket] = max(0.0, row[bucket] + count)
+
+    def of(self, uses: int, age: float) -> float:
+        """Expected hits per unit of waiting from now on."""
+        return self._table[uses][_bucket(age)]
+
+    def learn(self) -> None:
+        """Make the table from what was counted, and let that fade."""
+        self._table = [_densities(hits, ends) for hits, ends in zip(self._hits, self._ends, strict=True)]
+        for rows in (self._hits, self._ends):
+            for row in rows:
+                row[:] = [count * FADING for count in row]
+
+
+class Ranking:
+    """Order of going. Times are seconds, of any clock that does not go back."""
+
+    def __init__(self, remembered: int, seconds: Callable[[int], float]) -> None:
+        """`remembered`: how many evicted chunks to remember. `seconds`: to compute a chunk that ends at so many tokens."""
+        self._remembered = remembered
+        self._seconds = seconds
+        self._cheapest = seconds(0)
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing is resident, nothing was learned."""
+        self._density = Density()
+        self._chunks: dict[bytes, Chunk] = {}
+        self._children: dict[bytes, int] = {}  # key -> resident chunks behind it, whether it is resident or not
+        self._ghosts: OrderedDict[bytes, tuple[int, float, float]] = OrderedDict()  # uses, last use, eviction
+        self._heaps = [
+            (_Heap(sign, self._chunks), level) for sign in (1, -1) for _ in range(USES) for level in range(_LEVELS)
+        ]
+        self._reserved: list[tuple[float, bytes]] = []
+        self._since_learned = 0
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._chunks
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._chunks)
+
+    @property
+    def entries(self) -> int:
+        """In all heaps: bounded by a multiple of what is resident."""
+        return sum(len(heap) for heap, _ in self._heaps)
+
+    def add(self, key: bytes, parent: bytes, tokens: int, at: float, *, busy: bool = False) -> None:
+        """A chunk came; one that went a while ago counts as used again."""
+        uses = 0
+        if (ghost := self._ghosts.pop(key, None)) is not None:
+            uses, last, gone = ghost
+            self._density.end(uses, gone - last, -1.0)  # it was not the end
+            self._density.hit(uses, at - last)
+            uses = min(uses + 1, USES - 1)
+        chunk = self._chunks[key] = Chunk(key, parent, self._level(tokens), at, uses)
+        chunk.busy = busy
+        self._link(chunk)
+        self._learn_now_and_then()
+
+    def use(self, key: bytes, at: float) -> None:
+        """Used again. Unknown keys are ignored."""
+        if (chunk := self._chunks.get(key)) is None:
+            return
+        self._density.hit(chunk.uses, at - chunk.at)
+        chunk.uses = min(chunk.uses + 1, USES - 1)
+        chunk.at = max(at, chunk.at)
+        self._push(chunk)
+        self._learn_now_and_then()
+
+    def set_busy(self, key: bytes, busy: bool) -> None:
+        """Being read or written, or no longer."""
+        chunk = self._chunks[key]
+        chunk.busy = busy
+        self._push(chunk)
+
+    def reserve(self, key: bytes, until: float) -> None:
+        """It must not go before then."""
+        chunk = self._chunks[key]
+        if until > chunk.reserved_until:
+            chunk.reserved_until = until
+            heappush(self._reserved, (until, key))
+            self._push(chunk)
+
+    def remove(self, key: bytes) -> None:
+        """It is gone; the caller knows why. Not remembered."""
+        self._unlink(self._chunks.pop(key))
+
+    def pop(self, count: int, at: float, protected: Collection[bytes] = ()) -> list[bytes] | None:
+        """The least worth so many, taken out and remembered; None, and nothing changed, if there are not so many."""
+        self._release(at)
+        taken: list[Chunk] = []
+        while len(taken) < count:
+            if (chunk := self._least(at, protected)) is None:
+                self._put_back(taken)
+                return None
+            del self._chunks[chunk.key]
+            self._unlink(chunk)
+            taken.append(chunk)
+        for chunk in taken:
+            self._remember(chunk, at)
+        return [chunk.key for chunk in taken]
+
+    # -- inside
+
+    def _level(self, tokens: int) -> int:
+        return min(int(self._seconds(tokens) / self._cheapest).bit_length() - 1, _LEVELS - 1)
+
+    def _push(self, chunk: Chunk) -> None:
+        """Put it where it now belongs; what stands elsewhere for it is no longer valid."""
+        chunk.version += 1
+        if chunk.busy or chunk.reserved_until or chunk.key in self._children:
+            return
+        half = USES * _LEVELS
+        place = chunk.uses * _LEVELS + chunk.cost
+        self._heaps[place][0].push(chunk)
+        self._heaps[half + place][0].push(chunk)
+
+    def _least(self, at: float, protected: Collection[bytes]) -> Chunk | None:
+        """Of the candidates of all classes the one worth least; ties: the oldest use."""
+        best: Chunk | None = None
+        least = (float("inf"), 0.0)
+        for heap, level in self._heaps:
+            if (chunk := heap.first(protected)) is not None:
+                rank = (self._density.of(chunk.uses, at - chunk.at) * (1 << level), chunk.at)
+                if rank < least:
+                    best, least = chunk, rank
+        return best
+
+    def _link(self, chunk: Chunk) -> None:
+        self._children[chunk.parent] = self._children.get(chunk.parent, 0) + 1
+        if (above := self._chunks.get(chunk.parent)) is not None:
+            above.version += 1  # it has a child now, and must not go
+        self._push(chunk)
+
+    def _unlink(self, chunk: Chunk) -> None:
+        left = self._children[chunk.parent] - 1
+        if left:
+            self._children[chunk.parent] = left
+            return
+        del self._children[chunk.parent]
+        if (above := self._chunks.get(chunk.parent)) is not None:
+            self._push(above)
+
+    def _put_back(self, taken: list[Chunk]) -> None:
+        for chunk in reversed(taken):
+            self._chunks[chunk.key] = chunk
+            self._link(chunk)
+
+    def _release(self, at: float) -> None:
+        """Reservations whose time is over."""
+        while self._reserved and self._reserved[0][0] <= at:
+            until, key = heappop(self._reserved)
+            chunk = self._chunks.get(key)
+            if chunk is not None and chunk.reserved_until == until:
+                chunk.reserved_until = 0.0
+                self._push(chunk)
+
+    def _remember(self, chunk: Chunk, at: float) -> None:
+        self._ghosts[chunk.key] = (chunk.uses, chunk.at, at)
+        self._density.end(chunk.uses, at - chunk.at)
+        if len(self._ghosts) > self._remembered:
+            self._ghosts.popitem(last=False)
+
+    def _learn_now_and_then(self) -> None:
+        self._since_learned += 1
+        if self._since_learned >= max(64, self._remembered // 8):
+            self._since_learned = 0
+            self._density.learn()
+
+
+class _Heap:
+    """Chunks by last use, the oldest first (sign 1) or the newest (sign -1). Entries out of date are skipped, and swept out
+    when there are twice as many entries as after the last sweep.
+    """
+
+    __slots__ = ("_chunks", "_items", "_sign", "_sweep_at")
+
+    def __init__(self, sign: int, chunks: Mapping[bytes, Chunk]) -> None:
+        self._sign = sign
+        self._chunks = chunks
+        self._items: list[tuple[float, bytes, int]] = []
+        self._sweep_at = 64
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def push(self, chunk: Chunk) -> None:
+        heappush(self._items, (self._sign * chunk.at, chunk.key, chunk.version))
+        if len(self._items) >= self._sweep_at:
+            self._items = [item for item in self._items if self._valid(item)]
+            heapify(self._items)
+            self._sweep_at = max(64, 2 * len(self._items))
+
+    def first(self, protected: Collection[bytes]) -> Chunk | None:
+        aside, found = [], None
+        while self._items and found is None:
+            item = self._items[0]
+            if not self._valid(item):
+                heappop(self._items)
+            elif item[1] in protected:
+                aside.append(heappop(self._items))
+            else:
+                found = self._chunks[item[1]]
+        for item in aside:
+            heappush(self._items, item)
+        return found
+
+    def _valid(self, item: tuple[float, bytes, int]) -> bool:
+        chunk = self._chunks.get(item[1])
+        return chunk is not None and chunk.version == item[2]
+
+
+def _bucket(age_s: float) -> int:
+    return min(max(int(age_s * _PER_S), 0).bit_length(), AGES - 1)
+
+
+def _densities(hits: list[float], ends: list[float]) -> list[float]:
+    """Per age: hits beyond it over the waiting beyond it."""
+    out = [0.0] * AGES
+    for bucket in range(AGES):
+        age = _middle(bucket)
+        found, waited = PRIOR, PRIOR * (age + 1)
+        for later in range(bucket, AGES):
+            found += hits[later]
+            waited += (hits[later] + ends[later]) * max(_middle(later) - age, age / 4)
+        out[bucket] = found / (waited + 1)
+    return out
+
+
+def _middle(bucket: int) -> float:
+    return 0.75 * (1 << bucket) if bucket else 0.0
