@@ -64,8 +64,9 @@ endif
 docs: .venv/.ready ## write docs/reference/ from the code
 	@.venv/bin/python scripts/make_docs.py
 
-crds: .venv/.ready ## write crds/ from the code
+crds: .venv/.ready ## write crds/ from the code; the chart's copy, and its table of values
 	@.venv/bin/python scripts/make_crds.py
+	@.venv/bin/python scripts/make_chart.py
 
 bench: .venv/.ready setup-engine ## figures: decision, memory, agents, router beside its peers, streams, gate, sim fit
 	@command -v wrk >/dev/null || apt-get install -y -qq wrk || { echo "wrk is missing: apt-get update && apt-get install -y wrk"; exit 1; }
