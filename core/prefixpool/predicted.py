@@ -21,11 +21,6 @@ NOTHING: Final = 0  # ticket of an empty prediction
 _NONE: Final = -1  # before the first boundary
 
 
-class _Entry(NamedTuple):
-    column: int
-    deepest: int
-
-
 class _Tree(NamedTuple):
     """Boundaries of one column, by hash. One that nothing holds on to any more is gone."""
 
@@ -42,7 +37,7 @@ class Predicted:
         self.marks: Mapping[int, int] = self._marks  # for `PrefixIndex.match`; read only
         self._capacity = capacity
         self._columns: dict[int, _Tree] = {}
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, tuple[int, int]] = {}  # ticket -> column, deepest boundary; plain: many, and free of cycles
         self._ends: list[tuple[float, int]] = []  # heap of (until, ticket); tickets may be gone
         self._tickets = NOTHING
         self._size = 0
@@ -77,7 +72,7 @@ class Predicted:
             marks[key] = marks.get(key, depth if depth < MAX_DEPTH else MAX_DEPTH) | bit
             last = key
         self._tickets += 1
-        self._entries[self._tickets] = _Entry(column, last)
+        self._entries[self._tickets] = column, last
         heappush(self._ends, (until, self._tickets))
         self._size += len(before) - size
         while self._size + len(self._entries) > self._capacity:
@@ -89,9 +84,9 @@ class Predicted:
         entry = self._entries.pop(ticket, None)
         if entry is None:
             return False
-        before, more = self._columns[entry.column]
-        marks, mine = self._marks, ~(0b111 << SHIFT + 3 * entry.column)
-        key = entry.deepest
+        column, key = entry
+        before, more = self._columns[column]
+        marks, mine = self._marks, ~(0b111 << SHIFT + 3 * column)
         while key != _NONE and key not in more:
             rest = marks[key] & mine
             if rest >> SHIFT:
@@ -119,7 +114,8 @@ class Predicted:
         entry = self._entries.get(ticket)
         if entry is None:
             return False
-        before, key = self._columns[entry.column].before, entry.deepest
+        column, key = entry
+        before = self._columns[column].before
         while key != _NONE and key not in hashes:
             key = before[key]
         return key != _NONE
@@ -133,7 +129,7 @@ class Predicted:
 
     def drop_column(self, column: int) -> None:
         """Forget a replica."""
-        for ticket in [ticket for ticket, entry in self._entries.items() if entry.column == column]:
+        for ticket in [ticket for ticket, entry in self._entries.items() if entry[0] == column]:
             self.remove(ticket)
         self._columns.pop(column, None)
 
