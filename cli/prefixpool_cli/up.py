@@ -13,12 +13,14 @@ from prefixpool_cli.display import PoolDisplay
 from prefixpool_cli.errors import PoolError
 from prefixpool_cli.local_pool import LocalPool
 from prefixpool_cli.pool_spec import PoolSpec
+from prefixpool_cli.pool_watch import Replica
 
 WATCH_S = 1.0
+LONGEST_PAUSE_S = 30.0  # between two starts of a router that does not come up
 
 
 async def up(spec: PoolSpec, console: Console) -> bool:
-    """Starts, tells where, and serves until cancelled. Raises CliError if it cannot start or a part dies for good."""
+    """Starts, tells where, and serves until cancelled. Raises CliError if it cannot start, or when no replica is left."""
     if spec.engine is EngineKind.VLLM and spec.device is Device.CUDA:
         spec = msgspec.structs.replace(spec, gpus=preflight.gpus())
     preflight.check(spec)
@@ -27,7 +29,7 @@ async def up(spec: PoolSpec, console: Console) -> bool:
             await pool.start(display)
         console.print(_welcome(pool), highlight=False, soft_wrap=True)
         try:
-            await _watch(pool, console)
+            await Watch(pool, console).run()
         finally:
             console.print("stopping replicas and routers ...")
     return False
@@ -48,21 +50,58 @@ def curl_line(url: str, model: str) -> str:
     return f"curl -i {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
 
 
-async def _watch(pool: LocalPool, console: Console) -> None:
-    """Until cancelled: say what the supervisors see; routers that die are started again, because clients know their port."""
-    told: dict[str, str] = {}
-    while True:
-        await asyncio.sleep(WATCH_S)
-        for name, replica in pool.replicas.items():
-            if replica.process.returncode is not None:
-                raise PoolError(f"{name}: its supervisor ended with code {replica.process.returncode}")
-            state = replica.supervisor()
-            words = f"{state.engine.phase.value}, {state.engine.restarts} restarts" if state else "unknown"
-            if told.setdefault(name, words) != words:
-                told[name] = words
-                reason = state.engine.reason if state else ""
-                console.print(f"{name}: engine {words}{': ' + reason if reason else ''}", highlight=False)
-        for number, router in enumerate(pool.routers):
-            if router.process is not None and router.process.returncode is not None:
-                console.print(f"{router.name} ended with code {router.process.returncode}; starting it again")
-                await pool.start_router(number)
+class Watch:
+    """Says what becomes of the parts of a running pool, and goes on with those that are left."""
+
+    def __init__(self, pool: LocalPool, console: Console) -> None:
+        self._pool = pool
+        self._console = console
+        self._told: dict[str, str] = {}
+        self._pauses_s: dict[str, float] = {}  # until the next start of a router that does not come up
+        self._ended: set[str] = set()
+
+    async def run(self) -> None:
+        """Until cancelled. Raises PoolError when no replica is left."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            for name, replica in self._pool.replicas.items():
+                self._look(name, replica)
+            if len(self._ended) == len(self._pool.replicas):
+                raise PoolError("no replica is left: all supervisors have ended")
+            for number in range(len(self._pool.routers)):
+                await self._keep(number)
+
+    def _look(self, name: str, replica: Replica) -> None:
+        code = replica.process.returncode
+        if code is not None:
+            if name not in self._ended:
+                self._ended.add(name)
+                self._pool.lost(name)
+                self._say(f"{name}: its supervisor ended with code {code}; going on without this replica")
+            return
+        state = replica.supervisor()
+        words = f"{state.engine.phase.value}, {state.engine.restarts} restarts" if state else "unknown"
+        if self._told.setdefault(name, words) != words:
+            self._told[name] = words
+            reason = state.engine.reason if state else ""
+            self._say(f"{name}: engine {words}{': ' + reason if reason else ''}")
+
+    async def _keep(self, number: int) -> None:
+        """Routers that die are started again on the same port, because clients know it."""
+        router = self._pool.routers[number]
+        if router.process is None or router.process.returncode is None:
+            return
+        pause_s = self._pauses_s.get(router.name, 0.0)
+        self._pauses_s[router.name] = min(max(WATCH_S, 2 * pause_s), LONGEST_PAUSE_S)
+        self._say(f"{router.name} ended with code {router.process.returncode}; starting it again")
+        await asyncio.sleep(pause_s)
+        try:
+            await self._pool.start_router(number)
+        except PoolError as error:
+            self._say(f"{error}; going on")
+        else:
+            self._pauses_s.pop(router.name)
+            self._say(f"{router.name} is ready again")
+
+    def _say(self, words: str) -> None:
+        self._console.print(words, highlight=False)

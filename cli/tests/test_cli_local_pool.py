@@ -1,7 +1,9 @@
 """A pool of real processes on the sim engine: starts, loses parts, grows, shrinks, and leaves nothing."""
 
 import asyncio
+import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -146,31 +148,90 @@ async def test_an_engine_that_cannot_start_ends_the_start_with_its_own_words(tmp
     assert "r0-engine.log" in os.listdir(tmp_path)
 
 
-async def test_up_prints_the_endpoint_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
-    up = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "prefixpool_cli.main", "up", "--engine", "sim", "--replicas", "1"),
-        *("--port", "0", "--admin-port", "0"),
+UP = (sys.executable, "-m", "prefixpool_cli.main", "up", "--engine", "sim", "--port", "0", "--admin-port", "0")
+
+
+async def up_command(folder: Path, *, replicas: int) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(*UP, "--replicas", str(replicas)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, "TMPDIR": str(tmp_path), "PREFIXPOOL_TEST_MARK": str(tmp_path)},
+        env={**os.environ, "TMPDIR": str(folder), "PREFIXPOOL_TEST_MARK": str(folder)},
         start_new_session=True,
     )
+
+
+async def told_until(up: asyncio.subprocess.Process, words: str) -> str:
     assert up.stdout is not None
     told = ""
     async with asyncio.timeout(40):
-        while "Ctrl-C stops everything" not in told:
+        while words not in told:
             line = await up.stdout.readline()
             assert line, told
             told += line.decode()
+    return told
+
+
+async def ended(up: asyncio.subprocess.Process) -> tuple[int, str]:
+    """Exit status, and what else it said."""
+    assert up.stdout is not None
+    async with asyncio.timeout(40):
+        rest = (await up.stdout.read()).decode()
+        return await up.wait(), rest
+
+
+async def test_up_prints_the_endpoint_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    up = await up_command(tmp_path, replicas=1)
+    told = await told_until(up, "Ctrl-C stops everything")
     assert "curl -i http://127.0.0.1:" in told
     assert "local-0: ready" in told
     up.send_signal(signal.SIGINT)
-    async with asyncio.timeout(40):
-        rest = (await up.stdout.read()).decode()
-        assert await up.wait() == 130
+    status, rest = await ended(up)
+    assert status == 130
     assert "stopping" in rest
     assert os.listdir(tmp_path) == []
     assert not marked(str(tmp_path))
+
+
+async def test_up_ended_a_pool_that_had_lost_one_supervisor_or_its_router(tmp_path: Path) -> None:
+    up = await up_command(tmp_path, replicas=2)
+    told = await told_until(up, "Ctrl-C stops everything")
+    url = told.split("endpoint")[1].split("/v1")[0].strip()
+    first, second = supervisors(str(tmp_path))
+    os.kill(first, signal.SIGKILL)
+    await told_until(up, "local-0: its supervisor ended with code -9; going on without this replica")
+    (router,) = running(str(tmp_path), "prefixpool_router.main")
+    os.kill(router, signal.SIGKILL)
+    await told_until(up, "router-0 is ready again")
+    assert await ask(url) == (200, "local-1")
+    os.kill(second, signal.SIGKILL)
+    status, rest = await ended(up)
+    assert status == 1
+    assert "no replica is left" in rest
+    assert not marked(str(tmp_path))
+
+
+async def test_up_whose_reader_went_away_printed_a_traceback(tmp_path: Path) -> None:
+    script = f"{shlex.join(UP)} 2> {tmp_path}/errors | head -1"
+    env = {**os.environ, "TMPDIR": str(tmp_path), "PREFIXPOOL_TEST_MARK": str(tmp_path)}
+    shell = await asyncio.create_subprocess_shell(script, stdout=asyncio.subprocess.PIPE, env=env, start_new_session=True)
+    status, told = await ended(shell)
+    assert (status, told.count("\n")) == (0, 1)
+    assert (tmp_path / "errors").read_text() == ""
+    assert os.listdir(tmp_path) == ["errors"]
+    assert not marked(str(tmp_path))
+
+
+def running(mark: str, module: str) -> dict[int, str]:
+    """Marked processes that run a module, with the last word of their command lines."""
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in marked(mark)}
+    return {pid: command[-2] for pid, command in commands.items() if module in command}
+
+
+def supervisors(mark: str) -> list[int]:
+    """By ordinal. Each has a guard beside it, with the same command line."""
+    plans = sorted(set(running(mark, "prefixpool_agent.supervisor").values()))
+    return [int(json.loads(Path(plan).with_name("supervisor.json").read_text())["pid"]) for plan in plans]
 
 
 def marked(mark: str) -> list[int]:

@@ -36,7 +36,7 @@ def pods(pool: SimPool, *terminating: str) -> list[Object]:
 async def discovering(pool: SimPool, api: FakeEndpointSlices, folder: Path, **settings: Any) -> AsyncIterator[Router]:
     key = folder / "engine.key"
     key.write_text(pool.local.engine_key)
-    where = {"kubernetes_url": api.url, "kubernetes_namespace": NAMESPACE, "kubernetes_service": SERVICE}
+    where: dict[str, Any] = {"kubernetes_url": api.url, "kubernetes_namespace": NAMESPACE, "kubernetes_service": SERVICE}
     ours = RouterSettings(port=0, admin_port=0, engine_key_file=str(key), served_models=(MODEL,), **where, **settings)
     async with router_here(ours) as router:
         yield router

@@ -136,8 +136,9 @@ class Agent:
         self._metrics.in_state(status.state, mode)
 
     def _mode(self) -> tuple[wire.Mode, str]:
-        if self._attachment is None:
-            return wire.Mode.PRECISE, ""  # an empty cache is known precisely
+        if self._attachment is None:  # an empty cache is known precisely; but what cannot be mapped never will be
+            problem = self._parts.text.problem
+            return (wire.Mode.APPROXIMATE if problem else wire.Mode.PRECISE), problem
         follower = self._parts.follower
         evidence = EventEvidence(
             healthy_since_s=self._attachment.since_s,

@@ -46,6 +46,32 @@ def test_words_behind_two_dashes_go_to_the_engine(tmp_path: Path) -> None:
     assert plan.engine.argv[-4:] == ("--seed", "3", "--hf-overrides", '{"a": 1}')
 
 
+def test_unbalanced_quotes_are_refused_where_the_settings_are_read(tmp_path: Path) -> None:
+    argv = flags(tmp_path, "--engine-args", "--chat-template 'a b", "--", "--other 'quote")
+    with pytest.raises(SettingsError, match=r"--engine-args=.*a b.*: No closing quotation; quote as in a shell"):
+        worker.read_settings(argv, {})
+
+
+def test_a_run_directory_of_somebody_else_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(path: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(worker, "make_private", forbidden)
+    with pytest.raises(SettingsError, match=r"--run-dir=.*Operation not permitted.*a directory below it"):
+        worker._write_plan(worker.worker_plan(worker.read_settings(flags(tmp_path), {}), HOST))
+
+
+def test_a_run_directory_below_a_volume_that_a_group_shares_is_private(tmp_path: Path) -> None:
+    volume = tmp_path / "run"
+    volume.mkdir()
+    volume.chmod(0o2777)  # an emptyDir with fsGroup
+    settings = worker.read_settings([*flags(tmp_path), "--run-dir", str(volume / "w")], {})
+    worker._check_files(settings)
+    plan = worker.worker_plan(settings, HOST)
+    worker._write_plan(plan)
+    assert plan.run_dir.stat().st_mode & 0o777 == 0o700
+
+
 def test_environment_may_replace_flags(tmp_path: Path) -> None:
     assert worker.read_settings(flags(tmp_path), {"PREFIXPOOL_WORKER_MAX_NUM_SEQS": "5"}).max_num_seqs == 5
 

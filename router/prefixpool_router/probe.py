@@ -12,6 +12,7 @@ from prefixpool_router.fleet import Fleet
 from prefixpool_router.replica import Replica
 
 PROBE_S: Final = 2.0  # deadline of one probe
+_SILENT: Final = f"no answer within {PROBE_S:g} s"
 _CALM: Final = 5  # a plain backend that answers is asked this many times less often
 _NO_HEALTH: Final = frozenset({404, 405, 501})  # plain OpenAI backends need not have /health
 
@@ -25,6 +26,7 @@ class Prober:
         self._key = key
         self._interval_s = interval_s
         self._turn = 0
+        self._silent: set[str] = set()  # plain backends that missed a probe: one may only be busy, two are not
 
     async def run(self) -> None:
         """Never returns."""
@@ -41,13 +43,18 @@ class Prober:
         if replica.member.agent and not replica.was_told and waited_s < self._fleet.settings.agent_grace_s:
             return False  # its agent may be about to say that the engine is still loading
         # One whose agent fell silent is asked at once: its whole machine may be gone.
-        calm = replica.member.agent is None and self._fleet.verdict(replica.name).usable
+        plain = replica.member.agent is None and replica.name not in self._silent
+        calm = plain and self._fleet.verdict(replica.name).usable
         return not calm or self._turn % _CALM == 0
 
     async def _probe(self, replica: Replica) -> None:
         problem = await self.ask(replica.member.engine)
         if not replica.needs_probe:
             return  # its agent spoke meanwhile
+        if problem == _SILENT and replica.member.agent is None and replica.name not in self._silent:
+            self._silent.add(replica.name)
+            return
+        self._silent.discard(replica.name)
         if problem:
             replica.went_down(problem)
         else:
@@ -63,7 +70,7 @@ class Prober:
                     return "" if status < 500 else f"/v1/models answers {status}"
                 return "" if status < 500 else f"/health answers {status}"
         except TimeoutError:
-            return f"no answer within {PROBE_S:g} s"
+            return _SILENT
         except (aiohttp.ClientError, OSError) as error:
             return f"no connection: {error}"
 

@@ -12,8 +12,6 @@ from prefixpool.errors import SettingsError
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
-_Stamp = tuple[int, int, int]
-
 
 class WatchedFile(Generic[T]):
     """Reads at construction (raises SettingsError); later changes that can't be read leave the last good value in place."""
@@ -22,28 +20,32 @@ class WatchedFile(Generic[T]):
         self._path = Path(path)
         self._parse = parse
         try:
-            self._stamp: _Stamp | None = self._look()
-            self.value = parse(self._path.read_bytes())
+            self._content: bytes | None = self._path.read_bytes()
         except OSError as error:
             raise SettingsError(f"{path}: {error.strerror or error}") from error
+        self.value = parse(self._content)
 
     def refresh(self) -> bool:
-        """Read again if the file changed; True if there is a new value. Blocks for a stat and, rarely, a small read."""
-        try:
-            stamp = self._look()
-        except OSError:
-            stamp = None
-        if stamp == self._stamp:
+        """Look again; True if there is a new value. Blocks for a small read."""
+        # The whole content each time, not its modification time: what changes between a look at that and the read is missed.
+        content, problem = self._read()
+        if content == self._content:
             return False
-        self._stamp = stamp
-        try:
-            self.value = self._parse(self._path.read_bytes())
-        except (OSError, SettingsError) as error:
-            _log.warning("Keeping the last good contents of a file", extra={"file": str(self._path), "cause": str(error)})
+        self._content = content
+        if content is not None:
+            try:
+                self.value = self._parse(content)
+            except SettingsError as error:
+                problem = str(error)
+        if problem:
+            _log.warning("Keeping the last good contents of a file", extra={"file": str(self._path), "cause": problem})
             return False
         _log.info("File was read again", extra={"file": str(self._path)})
         return True
 
-    def _look(self) -> _Stamp:
-        stat = self._path.stat()
-        return stat.st_mtime_ns, stat.st_ino, stat.st_size
+    def _read(self) -> tuple[bytes | None, str]:
+        """None, and why, if it cannot be read."""
+        try:
+            return self._path.read_bytes(), ""
+        except OSError as error:
+            return None, error.strerror or str(error)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from array import array
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -42,7 +42,7 @@ class ScriptedMembers:
     def become(self, *members: Member) -> None:
         self._sets.put_nowait(members)
 
-    async def updates(self) -> AsyncIterator[tuple[Member, ...]]:
+    async def updates(self) -> AsyncGenerator[tuple[Member, ...], None]:
         while True:
             yield await self._sets.get()
 

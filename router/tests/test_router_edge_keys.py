@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,18 @@ def test_keys_are_read_again_and_a_bad_file_changes_nothing(tmp_path: Path, capl
     credentials.refresh()
     assert credentials.check({"authorization": "Bearer k2"}).scope == "blue"
     assert "sk-secret" not in caplog.text
+
+
+def test_a_file_that_changed_without_a_sign_on_its_outside_was_not_read_again(tmp_path: Path) -> None:
+    keys, salt = tmp_path / "keys", tmp_path / "salt"
+    keys.write_text(f"{digest('k1')} red\n")
+    salt.write_text("0123456789abcdef")
+    credentials = Credentials(RouterSettings(keys_file=str(keys), salt_key_file=str(salt)))
+    before = keys.stat()
+    keys.write_text(f"{digest('k2')} red\n")  # within the same tick of the file system's clock, say
+    os.utime(keys, ns=(before.st_atime_ns, before.st_mtime_ns))
+    credentials.refresh()
+    assert credentials.check({"authorization": "Bearer k2"}).scope == "red"
 
 
 def test_headers_for_the_engine() -> None:
