@@ -1,0 +1,56 @@
+"""kubectl, of the cluster's own version, with one kubeconfig."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from prefixpool_testing.cluster.errors import ClusterError
+from prefixpool_testing.cluster.toolchain import tool
+
+_TIMEOUT_S: Final = 120.0
+
+
+class Kubectl:
+    """With the rights of `kubeconfig`."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self.kubeconfig = kubeconfig
+
+    def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
+        """What it prints. Raises ClusterError with its words when it fails; `check` False: those words are the result."""
+        done = subprocess.run(
+            [tool("kubectl"), *arguments],
+            env=self.environment(),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode and check:
+            raise ClusterError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout + (done.stderr if done.returncode else "")
+
+    async def kubectl_async(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
+        """`kubectl`, while the event loop runs on."""
+        return await asyncio.to_thread(self.kubectl, *arguments, stdin=stdin, check=check)
+
+    def get(self, *arguments: str) -> Any:
+        """`kubectl get … -o json`, parsed."""
+        return msgspec.json.decode(self.kubectl("get", *arguments, "-o", "json"))
+
+    def apply(self, *objects: Any) -> str:
+        """Objects as they would stand in a manifest; server-side apply, as the manager `kubectl`."""
+        items = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+        return self.kubectl("apply", "--server-side", "-f", "-", stdin=items)
+
+    def environment(self) -> dict[str, str]:
+        """For a program that should reach this cluster."""
+        return {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
