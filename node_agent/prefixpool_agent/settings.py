@@ -135,6 +135,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     agent_port: Annotated[Port, Meta(description="port of the agent")] = names.AGENT_PORT
     block_tokens: Annotated[Count, Meta(description="tokens of a KV block, as the engine was told")] = 0
     max_inflight: Annotated[Count, Meta(description="the gate's bound, as the engine was told; 0: none")] = 0
+    host_kv_bytes: Annotated[Count, Meta(description="bytes of the host tier, as the engine was told; 0: none")] = 0
+    disk_kv_bytes: Annotated[Count, Meta(description="bytes of the disk tier, as the engine was told; 0: none")] = 0
     startup_timeout_s: Annotated[Seconds, Meta(description="until the engine must answer, from its start")] = 600.0
     engine_stop_timeout_s: Annotated[Seconds, Meta(description="from SIGTERM of the engine; 5 s later it is killed")] = 10.0
     drain_timeout_s: Annotated[Seconds, Meta(description="default time that a drain waits for running requests")] = 60.0

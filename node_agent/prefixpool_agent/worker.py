@@ -74,6 +74,8 @@ def agent_settings(settings: WorkerSettings, engine: EngineSpec) -> AgentSetting
         agent_port=settings.agent_port,
         block_tokens=engine.block_tokens,
         max_inflight=settings.max_inflight,
+        host_kv_bytes=settings.host_kv_bytes,
+        disk_kv_bytes=settings.disk_kv_bytes if settings.disk_kv_dir else 0,
         startup_timeout_s=engine.startup_timeout_s,
         engine_stop_timeout_s=settings.stop_timeout_s,
         drain_timeout_s=settings.drain_timeout_s,

@@ -30,6 +30,8 @@ async def test_an_agent_without_tokenizer_never_called_itself_precise() -> None:
             model=str(folder / "nothing"),
             served_model_name="m",
             agent_port=port,
+            host_kv_bytes=5 << 30,
+            disk_kv_bytes=7 << 30,
         )
         async with (
             build(settings),
@@ -37,5 +39,6 @@ async def test_an_agent_without_tokenizer_never_called_itself_precise() -> None:
             http.get(f"http://127.0.0.1:{port}/info") as answer,
         ):
             info = msgspec.json.decode(await answer.read(), type=wire.Info)
+    assert (info.host_bytes, info.disk_bytes) == (5 << 30, 7 << 30)
     assert info.mode == wire.Mode.APPROXIMATE
     assert "tokenizer" in info.reason

@@ -25,11 +25,13 @@ def flags(tmp_path: Path, *more: str) -> list[str]:
 
 
 def test_agent_reads_back_exactly_what_the_worker_derived(tmp_path: Path) -> None:
-    settings = worker.read_settings(flags(tmp_path, "--engine-port", "9000", "--max-inflight", "7"), {})
+    tiers = ("--host-kv-bytes", "1024", "--disk-kv-dir", "/d", "--disk-kv-bytes", "2048")
+    settings = worker.read_settings(flags(tmp_path, "--engine-port", "9000", "--max-inflight", "7", *tiers), {})
     plan = worker.worker_plan(settings, HOST)
     agent = parse(AgentSettings, [], plan.agent.env, prefix=AGENT_PREFIX, parser=argparse.ArgumentParser())
     assert agent == worker.agent_settings(settings, worker.engine_spec(settings, HOST))
     assert (agent.engine_url, agent.max_inflight, agent.served_model_name) == ("http://127.0.0.1:9000", 7, "smol")
+    assert (agent.host_kv_bytes, agent.disk_kv_bytes) == (1024, 2048)
 
 
 def test_plan_survives_the_file(tmp_path: Path) -> None:
