@@ -11,16 +11,16 @@ from prefixpool_testing.cluster.api_server import ApiServer, api_server
 
 
 @pytest.fixture(scope="session")
-def cluster_api() -> Iterator[ApiServer]:
-    """Started once. Its logs are shown when it can't be."""
-    with api_server() as api:
-        yield api
+def api() -> Iterator[ApiServer]:
+    """Etcd, API server and controller manager; no node, so that pods are only objects."""
+    with api_server() as started:
+        yield started
 
 
 @pytest.fixture
-def namespace(cluster_api: ApiServer) -> Iterator[str]:
+def namespace(api: ApiServer) -> Iterator[str]:
     """A namespace of the test's own, deleted behind it."""
     name = f"test-{uuid4().hex[:8]}"
-    cluster_api.kubectl("create", "namespace", name)
+    api.kubectl("create", "namespace", name)
     yield name
-    cluster_api.kubectl("delete", "namespace", name, "--wait=false")
+    api.kubectl("delete", "namespace", name, "--wait=false")

@@ -15,20 +15,20 @@ from prefixpool_testing.cluster.errors import ClusterError
 from prefixpool_testing.eventually import eventually
 
 
-def test_objects_outlive_a_restart_and_each_write_is_in_the_audit_log(cluster_api: ApiServer, namespace: str) -> None:
-    since = cluster_api.audit_log.stat().st_size
-    cluster_api.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kept", "namespace": namespace}})
-    written = [each for each in cluster_api.asked(since) if each.writes and each.user.username == "admin"]
+def test_objects_outlive_a_restart_and_each_write_is_in_the_audit_log(api: ApiServer, namespace: str) -> None:
+    since = api.audit_log.stat().st_size
+    api.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kept", "namespace": namespace}})
+    written = [each for each in api.asked(since) if each.writes and each.user.username == "admin"]
     assert [(each.verb, each.object_ref.name) for each in written] == [("patch", "kept")]
-    cluster_api.restart()
-    assert cluster_api.get("configmap", "kept", "-n", namespace)["metadata"]["name"] == "kept"
+    api.restart()
+    assert api.get("configmap", "kept", "-n", namespace)["metadata"]["name"] == "kept"
 
 
-def test_a_service_account_has_no_more_than_its_own_rights(cluster_api: ApiServer, namespace: str) -> None:
-    cluster_api.kubectl("create", "serviceaccount", "nobody", "-n", namespace)
-    config = cluster_api.kubeconfig_of("nobody", namespace)
+def test_a_service_account_has_no_more_than_its_own_rights(api: ApiServer, namespace: str) -> None:
+    api.kubectl("create", "serviceaccount", "nobody", "-n", namespace)
+    config = api.kubeconfig_of("nobody", namespace)
     with pytest.raises(ClusterError, match=r"cannot list resource \"pods\""):
-        cluster_api.kubectl("--kubeconfig", str(config), "get", "pods")
+        api.kubectl("--kubeconfig", str(config), "get", "pods")
 
 
 _STARTS_AND_WAITS = """
