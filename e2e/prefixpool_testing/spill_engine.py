@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -60,9 +61,20 @@ class SpillEngine:
         """Token ids of a text that is nobody else's."""
         return exactly(self.worker, seed, tokens)
 
-    def reset(self) -> None:
-        """The device tier is empty; what is below stays."""
-        assert self.worker.post("/reset_prefix_cache", {}).status == 200
+    def reset(self, *, host: bool = False) -> None:
+        """The device tier is empty, and that in host memory if wanted; what is below stays."""
+        assert self.worker.post(f"/reset_prefix_cache?reset_external={str(host).lower()}", {}).status == 200
+
+    def disk_events(self, event: str) -> int:
+        """Of the disk tier, so far."""
+        return int(self.metric(f'prefixpool:disk_events_total{{[^}}]*event="{event}"[^}}]*}}'))
+
+    def written(self, chunks: int, within_s: float = 20.0) -> None:
+        """Until so many chunks have gone to disk since the engine's start."""
+        end = time.monotonic() + within_s
+        while (found := self.disk_events("written")) < chunks:
+            assert time.monotonic() < end, f"{found} of {chunks} chunks on disk"
+            self.say([1] * 4, tokens=1)  # a step of the engine brings its figures up to date
 
     def cached_from(self, source: str) -> int:
         """Cached tokens so far that came from a tier, as the engine counts them: device, host, disk."""
@@ -72,6 +84,14 @@ class SpillEngine:
         """Sum of all samples whose name and labels match."""
         text = self.worker.get("/metrics").body.decode()
         return sum(float(value) for value in re.findall(rf"^{pattern} (\S+)$", text, re.MULTILINE))
+
+    def until_disk_takes_writes(self, within_s: float = 30.0) -> None:
+        """Behind a failure it rests for some seconds."""
+        end, before, turn = time.monotonic() + within_s, self.disk_events("written"), 0
+        while self.disk_events("written") == before:
+            assert time.monotonic() < end, "the disk tier takes no writes"
+            self.say(self.prompt(f"writes {before} {turn}", 2 * BLOCK), tokens=1)
+            turn += 1
 
 
 @contextmanager

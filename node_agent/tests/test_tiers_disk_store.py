@@ -19,7 +19,8 @@ import pytest
 
 from prefixpool_agent.tiers import disk_store
 from prefixpool_agent.tiers.chunk_file import HEAD_BYTES
-from prefixpool_agent.tiers.disk_store import ABANDONED_S, DiskStore, Failure, Limits, Place, StoreError
+from prefixpool_agent.tiers.disk_store import ABANDONED_S, DiskStore, Failure, Limits, StoreError
+from prefixpool_agent.tiers.trail import Place
 from prefixpool_agent.tiers.worth import recompute
 
 PAYLOAD = bytes(1000)
@@ -171,7 +172,8 @@ def test_last_use_outlives_a_restart(make: Make) -> None:
 
 WRITER = """
 import sys; from pathlib import Path
-from prefixpool_agent.tiers.disk_store import DiskStore, Limits, Place
+from prefixpool_agent.tiers.disk_store import DiskStore, Limits
+from prefixpool_agent.tiers.trail import Place
 from prefixpool_agent.tiers.worth import recompute
 store = DiskStore(Path(sys.argv[1]), b"m" * 16, Limits(1 << 30, 0, sys.argv[2] == "shared"), recompute); store.open()
 print("ready", flush=True)

@@ -29,6 +29,7 @@ from typing import Final, NamedTuple
 
 from prefixpool_agent.tiers import chunk_file
 from prefixpool_agent.tiers.chunk_file import HEAD_BYTES, NAMESPACE_BYTES, ChunkError, Head
+from prefixpool_agent.tiers.trail import Place
 from prefixpool_agent.tiers.worth import Ranking
 
 SUFFIX: Final = ".kv"
@@ -67,13 +68,6 @@ class Limits(NamedTuple):
     capacity: int  # all files of the directory
     free: int  # left on the file system for others
     shared: bool  # other engines use the directory, too
-
-
-class Place(NamedTuple):
-    """Where in its prompt a chunk ends, and the chunk before it."""
-
-    parent: bytes = b""
-    tokens: int = 0
 
 
 class DiskStore:

@@ -36,13 +36,13 @@ from prefixpool_agent.tiers.disk_care import Care
 from prefixpool_agent.tiers.disk_store import DiskStore, Limits
 from prefixpool_agent.tiers.identity import namespace
 from prefixpool_agent.tiers.mover import StoreMover
+from prefixpool_agent.tiers.trail import Trail
 from prefixpool_agent.tiers.transfers import Ended, Part, Transfers
 from prefixpool_agent.tiers.worth import recompute
 
 READERS: Final = 4
 WRITERS: Final = 2
 WRITE_DEADLINE: Final = 10  # times the deadline of reads: nobody waits for a write, but its rows in host memory are held
-_GROUP_BYTES: Final = 4  # at the end of a key
 _log = logging.getLogger(__name__)
 
 METRICS: Final = {
@@ -62,6 +62,7 @@ class _Asked:
         self.found: dict[OffloadKey, bool | None] = {}  # None: the disk is being asked
         self.failed: set[OffloadKey] = set()  # not to be promised again
         self.since_s = time.monotonic()
+        self.trail = Trail()
 
 
 class DiskTier(SecondaryTierManager):  # type: ignore[misc]
@@ -82,7 +83,6 @@ class DiskTier(SecondaryTierManager):  # type: ignore[misc]
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self._options = given = msgspec.convert(options, DiskOptions)
         self._rows = len(primary_kv_view)
-        self._chunk_tokens = offloading_spec.tokens_per_block[0] * offloading_spec.blocks_per_chunk
         limits = Limits(given.capacity_bytes, given.free_bytes, given.shared)
         self._store = DiskStore(Path(given.directory), _namespace(offloading_spec, given.setup), limits, recompute)
         self._care = Care(self._store, shared=given.shared)
@@ -150,7 +150,8 @@ class DiskTier(SecondaryTierManager):  # type: ignore[misc]
             self._mover.counts["write_skipped"] += len(keys)
             self._refused.append(JobResult(job_metadata.job_id, success=False))
             return
-        self._mover.place(_places(keys, job_metadata.req_context, self._chunk_tokens))
+        context = job_metadata.req_context  # there is no public way to ask it for the key at a position
+        self._mover.place(_asked(context).trail.places(keys, context._offload_key_positions))
         self._submit(job_metadata, is_read=False)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
@@ -229,17 +230,6 @@ def _asked(context: ReqContext) -> _Asked:
         asked = _Asked()
         context.set_state(asked)
     return asked
-
-
-def _places(keys: Iterable[OffloadKey], context: ReqContext, chunk_tokens: int) -> dict[bytes, tuple[bytes, int]]:
-    """Key -> (parent, where it ends). A request's context knows all keys of its prompt by their position."""
-    known = context._offload_key_positions  # there is no public way to ask for the key at a position
-    at = {(key[-_GROUP_BYTES:], position): key for key, position in known.items()}
-    places = {}
-    for key in keys:
-        position = known.get(key, 0)
-        places[key] = (at.get((key[-_GROUP_BYTES:], position - chunk_tokens), b""), position)
-    return places
 
 
 def _namespace(spec: OffloadingSpec, setup: str) -> bytes:

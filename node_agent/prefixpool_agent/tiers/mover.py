@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from prefixpool_agent.tiers.disk_store import DiskStore, Failure, Place, StoreError
+from prefixpool_agent.tiers.disk_store import DiskStore, Failure, StoreError
+from prefixpool_agent.tiers.trail import Place
 from prefixpool_agent.tiers.transfers import Part
 
 PAUSE_S: Final = 5.0  # without writes, behind one that failed
@@ -23,7 +24,7 @@ class StoreMover:
         self._failed = failed
         self._clock = clock
         self._paused_until_s = float("-inf")
-        self._places: dict[bytes, tuple[bytes, int]] = {}
+        self._places: dict[bytes, Place] = {}
         self.counts: Counter[str] = Counter()
 
     @property
@@ -31,7 +32,7 @@ class StoreMover:
         """Not behind a failure."""
         return self._clock() >= self._paused_until_s
 
-    def place(self, places: Mapping[bytes, tuple[bytes, int]]) -> None:
+    def place(self, places: Mapping[bytes, Place]) -> None:
         """Parents and positions of chunks that are about to be written."""
         self._places.update(places)
 
@@ -47,12 +48,12 @@ class StoreMover:
 
     def put(self, part: Part, payload: memoryview) -> bool:
         """See `Mover`."""
-        parent, tokens = self._places.pop(part.key, (b"", 0))
+        place = self._places.pop(part.key, Place())
         if not self.takes_writes:
             self.counts["write_skipped"] += 1
             return False
         try:
-            self.counts["written"] += self._store.write(part.key, Place(parent, tokens), payload)
+            self.counts["written"] += self._store.write(part.key, place, payload)
         except StoreError as error:
             self._count("write", error.failure)
             if self.takes_writes:

@@ -21,8 +21,9 @@ from typing import Final
 
 USES: Final = 4  # classes: never used again, once, twice, more often
 AGES: Final = 40  # powers of two
-FADING: Final = 0.9  # of what was learned, at each new learning
+FADING: Final = 0.98  # of what was learned, at each new learning
 PRIOR: Final = 30.0  # so many imagined events say "least recently used"
+MOST_RECENT: Final = 3.0  # a chunk used a moment ago goes only if it is worth so many times less: estimates are rough
 _PER_S: Final = 8  # ages are counted in eighths of a second
 _LEVELS: Final = 6  # classes of cost: powers of two of the cheapest
 _EVEN_TOKENS: Final = 16_384  # where attention to what is before takes as long as all else; of that order for most models
@@ -96,7 +97,10 @@ class Ranking:
         self._children: dict[bytes, int] = {}  # key -> resident chunks behind it, whether it is resident or not
         self._ghosts: OrderedDict[bytes, tuple[int, float, float]] = OrderedDict()  # uses, last use, eviction
         self._heaps = [
-            (_Heap(sign, self._chunks), level) for sign in (1, -1) for _ in range(USES) for level in range(_LEVELS)
+            (_Heap(sign, self._chunks), (1 if sign > 0 else MOST_RECENT) * (1 << level))
+            for sign in (1, -1)
+            for _ in range(USES)
+            for level in range(_LEVELS)
         ]
         self._reserved: list[tuple[float, bytes]] = []
         self._since_learned = 0
@@ -190,9 +194,9 @@ class Ranking:
         """Of the candidates of all classes the one worth least; ties: the oldest use."""
         best: Chunk | None = None
         least = (float("inf"), 0.0)
-        for heap, level in self._heaps:
+        for heap, factor in self._heaps:
             if (chunk := heap.first(protected)) is not None:
-                rank = (self._density.of(chunk.uses, at - chunk.at) * (1 << level), chunk.at)
+                rank = (self._density.of(chunk.uses, at - chunk.at) * factor, chunk.at)
                 if rank < least:
                     best, least = chunk, rank
         return best

@@ -1,8 +1,8 @@
 """`worth` as vLLM's cache policy for the host tier (vLLM 0.32). Runs in the scheduler: O(log n), no I/O.
 
-A request may reserve its prefix: `kv_transfer_params` {"tenant": name, "pin_until": seconds since 1970, "pin_tokens": so many
-of its first tokens}. Routers set it, clients cannot. All of a tenant's reservations together take at most a share of the
-pool, so that promises to one are not paid by all.
+A request may reserve its prefix: `kv_transfer_params` {"tenant": name, "pin_until": seconds since 1970, "pin_tokens": so
+many of its first tokens}. Routers set it, clients cannot. All of a tenant's reservations together take at most a share of
+the pool, so that promises to one are not paid by all.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus, order_request_keys
 
 from prefixpool_agent.tiers.reservations import Reservations, Wish
+from prefixpool_agent.tiers.trail import Place, Trail
 from prefixpool_agent.tiers.worth import Ranking, recompute
 
 REMEMBERED: Final = 2  # evicted chunks, as a multiple of the pool
@@ -29,7 +30,7 @@ class WorthPolicy(CachePolicy):  # type: ignore[misc]
         self._ranking = Ranking(REMEMBERED * cache_capacity, recompute)
         self._reservations = Reservations(cache_capacity)
         self._chunks: dict[OffloadKey, ChunkStatus] = {}
-        self._places: dict[OffloadKey, tuple[bytes, int]] = {}  # of chunks that are about to be inserted
+        self._places: dict[bytes, Place] = {}  # of chunks that are about to be inserted
 
     def get(self, key: OffloadKey) -> ChunkStatus | None:
         """A resident chunk."""
@@ -37,21 +38,14 @@ class WorthPolicy(CachePolicy):  # type: ignore[misc]
 
     def on_store_miss(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
         """These will be inserted, if there is room."""
-        self._places.clear()
-        position = req_context.get_offload_key_position
-        before: dict[bytes, bytes] = {}  # by KV group
-        tail: _Tail | None = req_context.get_state(_Tail)
-        if tail is None:
-            req_context.set_state(tail := _Tail())
-        for key in sorted(keys, key=lambda key: position(key) or 0):
-            group = key[-4:]
-            self._places[key] = (before.get(group) or tail.last.get(group, b""), position(key) or 0)
-            before[group] = key
-        tail.last.update(before)
+        trail: Trail | None = req_context.get_state(Trail)
+        if trail is None:
+            req_context.set_state(trail := Trail())
+        self._places = trail.places(keys, req_context._offload_key_positions)
 
     def insert(self, key: OffloadKey, chunk: ChunkStatus) -> None:
         """It is busy until it is written."""
-        parent, tokens = self._places.pop(key, (b"", 0))
+        parent, tokens = self._places.pop(key, Place())
         self._chunks[key] = chunk
         self._ranking.add(key, parent, tokens, time.monotonic(), busy=chunk.ref_cnt != 0)
 
@@ -106,13 +100,6 @@ class WorthPolicy(CachePolicy):  # type: ignore[misc]
     def mark_non_evictable(self, key: OffloadKey) -> None:
         """Being read."""
         self._ranking.set_busy(key, True)
-
-
-class _Tail:
-    """Of one request: the last chunk stored so far, by KV group."""
-
-    def __init__(self) -> None:
-        self.last: dict[bytes, bytes] = {}
 
 
 def _wish(params: dict[str, Any] | None) -> Wish | None:
