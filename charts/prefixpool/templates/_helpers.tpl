@@ -1,12 +1,12 @@
 {{- define "prefixpool.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 45 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- /* The release's name alone, where it already says what this is. Leaves room for suffixes. */ -}}
 {{- define "prefixpool.fullname" -}}
 {{- $name := include "prefixpool.name" . -}}
 {{- $own := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
-{{- default $own .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- default $own .Values.fullnameOverride | trunc 45 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- /* Name of the operator's objects, and of its Lease. */ -}}

@@ -1,0 +1,225 @@
+"""What the chart renders, for every file in ci/: clean, consistent, and in the operator's own words."""
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from prefixpool import settings as reading
+from prefixpool.api import crd
+from prefixpool.api.spec import PoolSpec
+from prefixpool_operator.identity import Component, Identity
+from prefixpool_operator.main import checked
+from prefixpool_operator.render.network import PORT_NAME, client_service
+from prefixpool_operator.settings import PREFIX, LogFormat, OperatorSettings
+from prefixpool_testing import chart
+
+Raw = dict[str, Any]
+
+VALUES: dict[str, Raw] = {"defaults": {}, **chart.CI}
+EVERY = pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
+
+
+def of_kind(kind: str, values: Raw | None = None) -> list[Raw]:
+    return [found for found in chart.objects(values) if found["kind"] == kind]
+
+
+def one(kind: str, values: Raw | None = None) -> Raw:
+    (found,) = of_kind(kind, values)
+    return found
+
+
+def pod(values: Raw | None = None) -> Raw:
+    return one("Deployment", values)["spec"]["template"]["spec"]
+
+
+def operator_settings(values: Raw | None = None) -> OperatorSettings:
+    """As the operator itself understands its flags."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    return checked(reading.parse(OperatorSettings, pod(values)["containers"][0]["args"], {}, prefix=PREFIX, parser=parser))
+
+
+@EVERY
+def test_lint_finds_nothing(values: Raw) -> None:
+    assert chart.complaints(values) == []
+
+
+@EVERY
+def test_objects_have_labels_a_namespace_and_names_of_their_own(values: Raw) -> None:
+    found = [each for each in chart.objects(values) if each["metadata"]["name"] != "trust"]  # of extraObjects
+    names = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in found]
+    assert len(set(names)) == len(names) > 5
+    for kind, namespace, name in names:
+        assert (namespace is None) == (kind in CLUSTER_WIDE), name
+    for each in found:
+        labels = {
+            "app.kubernetes.io/name": "prefixpool",
+            "app.kubernetes.io/instance": chart.RELEASE,
+            "helm.sh/chart": "prefixpool-0.1.0",
+        }
+        assert labels.items() <= each["metadata"]["labels"].items()
+
+
+@EVERY
+def test_every_selector_finds_the_operators_pods_and_not_the_tests(values: Raw) -> None:
+    deployment = one("Deployment", values)
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    (test,) = (each for each in chart.objects(values) if each["kind"] == "Pod")
+    for each in chart.objects(values):
+        for selector in selectors(each):
+            assert selector.items() <= labels.items()
+            assert not selector.items() <= test["metadata"]["labels"].items()
+
+
+def selectors(each: Raw) -> Iterator[Raw]:
+    spec = each.get("spec", {})
+    match each["kind"]:
+        case "Service":
+            yield spec["selector"]
+        case "NetworkPolicy":
+            yield spec["podSelector"]["matchLabels"]
+        case "Deployment":
+            yield spec["selector"]["matchLabels"]
+            yield from (
+                spread["labelSelector"]["matchLabels"] for spread in spec["template"]["spec"]["topologySpreadConstraints"]
+            )
+        case "PodDisruptionBudget" | "ServiceMonitor":
+            yield spec["selector"]["matchLabels"]
+
+
+@EVERY
+def test_pods_meet_the_restricted_security_profile(values: Raw) -> None:
+    (test,) = of_kind("Pod", values)
+    for spec in (pod(values), test["spec"]):
+        assert spec["securityContext"]["runAsNonRoot"]
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in spec["containers"]:
+            context = container["securityContext"]
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert not context["allowPrivilegeEscalation"]
+            assert context["readOnlyRootFilesystem"]
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+
+
+@EVERY
+def test_the_operator_understands_its_flags(values: Raw) -> None:
+    assert operator_settings(values).port == pod(values)["containers"][0]["ports"][0]["containerPort"]
+
+
+def test_flags_say_what_the_values_say() -> None:
+    found = operator_settings(
+        {
+            "watch": {"namespaces": ["a", "b"]},
+            "rbac": {"routerRoles": False},
+            "image": {"pullPolicy": "Always"},
+            "log": {"format": "text"},
+        }
+    )
+    assert (found.namespaces, found.router_rbac, found.image_pull_policy) == (("a", "b"), False, "Always")
+    assert (found.host, found.lease_name, found.log_format) == ("0.0.0.0", "prefixpool-operator", LogFormat.TEXT)
+    assert operator_settings(chart.CI["ha"]).resync_s == 120
+
+
+@pytest.mark.parametrize(
+    ("image", "registry", "reference"),
+    [
+        ({}, "", "prefixpool/router:0.1.0"),
+        ({"tag": "1.2"}, "", "prefixpool/router:1.2"),
+        ({"tag": "1.2", "digest": f"sha256:{'a' * 64}"}, "", f"prefixpool/router@sha256:{'a' * 64}"),
+        ({"repository": "mine/router"}, "registry.example:5000", "registry.example:5000/mine/router:0.1.0"),
+    ],
+)
+def test_references_of_images(image: Raw, registry: str, reference: str) -> None:
+    found = operator_settings({"router": {"image": image}, "global": {"imageRegistry": registry}})
+    assert found.router_image == reference
+    assert found.worker_image.endswith("prefixpool/worker:0.1.0")
+
+
+@pytest.mark.parametrize(
+    ("values", "release", "name"),
+    [
+        ({}, "prefixpool", "prefixpool-operator"),
+        ({}, "llm", "llm-prefixpool-operator"),
+        ({"nameOverride": "pool"}, "llm", "llm-pool-operator"),
+        ({"fullnameOverride": "mine"}, "llm", "mine-operator"),
+        ({}, "r" * 53, "r" * 45 + "-operator"),
+    ],
+)
+def test_names(values: Raw, release: str, name: str) -> None:
+    found = chart.objects(values, release=release)
+    assert {each["metadata"]["name"] for each in found if each["kind"] in ("Deployment", "Service", "ServiceAccount")} == {
+        name
+    }
+    assert all(len(each["metadata"]["name"]) <= 63 for each in found)
+
+
+def test_the_default_and_given_extension_points() -> None:
+    values = chart.CI["ha"]
+    spec, container = pod(values), pod(values)["containers"][0]
+    assert {"name": "TZ", "value": "Etc/UTC"} in container["env"]
+    assert (
+        [each["name"] for each in spec["volumes"]]
+        == [each["name"] for each in container["volumeMounts"]]
+        == ["tmp", "trust"]
+    )
+    assert spec["imagePullSecrets"] == [{"name": "mirror"}]
+    assert spec["affinity"] == values["affinity"]
+    assert spec["topologySpreadConstraints"] == values["topologySpreadConstraints"]
+    template = one("Deployment", values)["spec"]["template"]["metadata"]
+    assert values["podLabels"].items() <= template["labels"].items()
+    assert values["podAnnotations"].items() <= template["annotations"].items()
+    assert one("ConfigMap", values)["metadata"]["namespace"] == chart.NAMESPACE  # extraObjects, its template filled in
+
+
+def test_the_committed_crd_is_copied_byte_for_byte_and_rendered_whole(pytestconfig: pytest.Config) -> None:
+    original = (pytestconfig.rootpath / "crds" / crd.FILE).read_bytes()
+    assert (chart.FOLDER / "files" / "crds" / crd.FILE).read_bytes() == original, "run `make crds`"
+    found = one("CustomResourceDefinition")
+    assert found["spec"] == yaml.safe_load(original)["spec"]
+    assert crd.SCHEMA_ANNOTATION in found["metadata"]["annotations"]
+
+
+def test_the_crd_stays_when_the_release_goes_unless_told_otherwise() -> None:
+    def policy(values: Raw) -> str | None:
+        return one("CustomResourceDefinition", values)["metadata"]["annotations"].get("helm.sh/resource-policy")
+
+    assert policy({}) == "keep"
+    assert policy({"crds": {"keep": False}}) is None
+    assert of_kind("CustomResourceDefinition", {"crds": {"enabled": False}}) == []
+
+
+@EVERY
+def test_pools_can_be_read_and_outlive_the_release(values: Raw) -> None:
+    found = of_kind("InferencePool", values)
+    assert len(found) == len(values.get("pools", {}))
+    for pool in found:
+        PoolSpec.from_object(pool)
+        assert pool["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    for pool in of_kind("InferencePool", values | {"keepPools": False}):
+        assert "annotations" not in pool["metadata"]
+
+
+def test_a_pools_metadata_is_its_own() -> None:
+    pool = {"namespace": "inference", "labels": {"team": "search"}, "annotations": {"a": "b"}, "spec": {}}
+    meta = one("InferencePool", {"pools": {"llama": pool}})["metadata"]
+    assert (meta["name"], meta["namespace"], meta["labels"]["team"], meta["annotations"]["a"]) == (
+        "llama",
+        "inference",
+        "search",
+        "b",
+    )
+    assert "app.kubernetes.io/component" not in meta["labels"]
+
+
+def test_examples_of_routes_lead_to_a_pools_service() -> None:
+    identity = Identity(name="llama-8b", namespace="inference", uid="", generation=1)
+    service = client_service(identity, Component.WORKER)
+    backend = yaml.safe_load((chart.FOLDER / "examples/ingress.yaml").read_text())["spec"]["rules"][0]["http"]["paths"][0][
+        "backend"
+    ]
+    assert backend == {"service": {"name": service["metadata"]["name"], "port": {"name": PORT_NAME}}}
+    reference = yaml.safe_load((chart.FOLDER / "examples/httproute.yaml").read_text())["spec"]["rules"][0]["backendRefs"]
+    assert reference == [{"name": service["metadata"]["name"], "port": service["spec"]["ports"][0]["port"]}]

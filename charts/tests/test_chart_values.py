@@ -1,0 +1,102 @@
+"""values.yaml, its schema, and the pages that speak of it say the same."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import make_chart
+import pytest
+import yaml
+from helm_python import HelmValuesError
+
+from prefixpool_testing import chart
+
+Raw = dict[str, Any]
+Path = tuple[str, ...]
+
+TEXT = (chart.FOLDER / "values.yaml").read_text()
+VALUES: Raw = yaml.safe_load(TEXT)
+ROWS: dict[Path, Any] = {row.path: row.default for row in make_chart.described(TEXT)}
+
+
+def groups(values: Raw = VALUES, path: Path = ()) -> Iterator[Path]:
+    """Maps with keys that the chart knows; what a row describes as a whole belongs to Kubernetes or to the user."""
+    yield path
+    for key, value in values.items():
+        if isinstance(value, dict) and (*path, key) not in ROWS:
+            yield from groups(value, (*path, key))
+
+
+def nested(path: Path, value: Any) -> Any:
+    return {path[0]: nested(path[1:], value)} if path else value
+
+
+@pytest.mark.parametrize("path", [path for path in groups() if path != ("global",)], ids=".".join)
+def test_a_value_with_a_typo_is_refused(path: Path) -> None:
+    with pytest.raises(HelmValuesError, match="typo"):
+        chart.files(nested((*path, "typo"), 1))
+
+
+def test_other_charts_may_have_global_values() -> None:
+    assert chart.objects({"global": {"storageClass": "fast"}}) == chart.objects()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"replicas": "2"},
+        {"image": {"digest": "sha256:abc"}},
+        {"image": {"pullPolicy": "always"}},
+        {"global": {"imagePullSecrets": ["mirror"]}},
+        {"watch": {"namespaces": "team-a"}},
+        {"watch": {"namespaces": ["Team_A"]}},
+        {"pools": {"Upper": {"spec": {}}}},
+        {"pools": {"bare": {}}},
+        {"pools": {"p": {"spec": {}, "replicas": 2}}},
+        {"podAnnotations": {"a": 1}},
+        {"monitoring": {"podMonitor": {"interval": "soon"}}},
+        {"podDisruptionBudget": {"maxUnavailable": 0}},
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_refused(values: Raw) -> None:
+    with pytest.raises(HelmValuesError):
+        chart.files(values)
+
+
+def test_every_value_is_described() -> None:
+    leaves = {
+        (*path, key) for path in groups() for key, value in at(path).items() if not isinstance(value, dict) or not value
+    }
+    assert leaves <= ROWS.keys()
+    assert all(at(path) == default for path, default in ROWS.items())
+
+
+def at(path: Path) -> Any:
+    found: Any = VALUES
+    for key in path:
+        found = found[key]
+    return found
+
+
+def test_the_readme_has_the_table_of_todays_values() -> None:
+    page = (chart.FOLDER / "README.md").read_text()
+    assert make_chart.readme(page, TEXT) == page, "run `make crds`"
+    assert f"| `{'.'.join(next(iter(ROWS)))}` |" in page
+
+
+PAGES = ("charts/prefixpool/README.md", "charts/prefixpool/templates/NOTES.txt", "docs/install.md")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_speaks_of_values_and_files_that_exist(page: str, pytestconfig: pytest.Config) -> None:
+    text = (pytestconfig.rootpath / page).read_text()
+    for name in re.findall(r"--set(?:-string)? ([\w.]+)", text):
+        assert at(tuple(name.split("."))) is not None, name
+    named = re.findall(r"(?<![\w/.:])(?:charts/prefixpool|crds|docs|examples)/[\w./-]*\w", text)
+    linked = re.findall(r"\]\((?!http)([^)#]+)", text)
+    assert named or linked
+    for file in named:
+        assert (pytestconfig.rootpath / file).exists(), file
+    for file in linked:
+        assert (pytestconfig.rootpath / page).parent.joinpath(file).exists(), file
