@@ -19,10 +19,11 @@ _DESCRIPTION: Final = """\
 One OpenAI- and Anthropic-compatible endpoint for a pool of vLLM replicas. Each request goes to the replica that most
 likely still has its prompt's prefix in its KV cache, as long as that replica is not too busy.
 
-Start it with the replicas as flags, or in a file that it reads again whenever it changes:
+Start it with the replicas as flags, in a file that it reads again whenever it changes, or found in Kubernetes:
 
   prefixpool-router --replica pool-0=http://10.0.0.1:8100,http://10.0.0.1:8101 --replica pool-1=http://10.0.0.2:8100
   prefixpool-router --members members.json --engine-key-file engine.key --workers 2
+  prefixpool-router --kubernetes-service pool-replicas        in a pod; its ServiceAccount may read EndpointSlices
 
   members.json: [{"name": "pool-0", "engine": "http://10.0.0.1:8100", "agent": "http://10.0.0.1:8101", "state": "ready"}]
 

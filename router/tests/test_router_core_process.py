@@ -24,6 +24,7 @@ from prefixpool_router.drain import Draining, drain
 from prefixpool_router.serve import Router
 from prefixpool_router.settings import RouterSettings
 from prefixpool_testing.fake_agent import FakeAgent
+from prefixpool_testing.fake_endpoint_slices import NAMESPACE, SERVICE, FakeEndpointSlices, listening, slices_of
 
 CHAT = {"model": "model", "messages": [{"role": "user", "content": "hello " * 500}]}
 
@@ -306,12 +307,15 @@ class Running(NamedTuple):
     admin_port: int
 
 
+def replicas_of(pool: Pool) -> list[str]:
+    return [part for flag in _paired(pool.flags) for part in ("--replica", flag)]
+
+
 @asynccontextmanager
-async def command_running(pool: Pool, *flags: str) -> AsyncIterator[Running]:
-    replicas = [part for flag in _paired(pool.flags) for part in ("--replica", flag)]
+async def command_running(*flags: str) -> AsyncIterator[Running]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "prefixpool_router.main", "--port", "0", "--admin-port", "0", "--log-format", "json", *replicas, *flags),
+        *("-m", "prefixpool_router.main", "--port", "0", "--admin-port", "0", "--log-format", "json", *flags),
         stderr=asyncio.subprocess.PIPE,
     )
     assert process.stderr is not None
@@ -361,7 +365,7 @@ async def all_ready(http: aiohttp.ClientSession, running: Running, workers: int 
 async def test_workers_share_a_port_and_tell_as_one(pool: Pool) -> None:
     flags = ("--workers", "2", "--drain-accept-s", "0.1")
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http:
-        async with command_running(pool, *flags) as running:
+        async with command_running(*replicas_of(pool), *flags) as running:
             await until_ready(http, running)
             before = await state_of(http, running)  # ready is: all of them
             assert [worker["worker"] for worker in before] == [0, 1]
@@ -384,6 +388,26 @@ async def test_workers_share_a_port_and_tell_as_one(pool: Pool) -> None:
         assert not any(alive(worker["pid"]) for worker in before)
 
 
+async def test_every_worker_follows_the_endpoint_slices_by_itself(pool: Pool, http: aiohttp.ClientSession) -> None:
+    urls = {agent.replica: (engine.url, agent.url) for agent, engine in zip(pool.agents, pool.engines, strict=True)}
+    api = FakeEndpointSlices()
+    await api.put(*slices_of(urls))
+    async with listening(api):
+        found = ("--kubernetes-url", api.url, "--kubernetes-namespace", NAMESPACE, "--kubernetes-service", SERVICE)
+        async with command_running(*found, "--workers", "2") as running:
+            await until_ready(http, running)
+            await api.put(*slices_of(urls, frozenset({"p-0"})))
+            async with asyncio.timeout(20):
+                while await usable(http, running) != [["p-1"], ["p-1"]]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+
+
+async def usable(http: aiohttp.ClientSession, running: Running) -> list[list[str]]:
+    """By worker."""
+    state = await state_of(http, running)
+    return [[replica["name"] for replica in worker["replicas"] if replica["usable"]] for worker in state]
+
+
 async def requests_by_worker(http: aiohttp.ClientSession, running: Running) -> float:
     text = (await get(http, running.admin_port, "/metrics")).body
     total = 0.0
@@ -403,7 +427,7 @@ async def until_restarted(http: aiohttp.ClientSession, running: Running, old_pid
 
 
 async def test_workers_do_not_outlive_a_killed_parent(pool: Pool, http: aiohttp.ClientSession) -> None:
-    async with command_running(pool, "--workers", "2") as running:
+    async with command_running(*replicas_of(pool), "--workers", "2") as running:
         pids = [worker["pid"] for worker in await all_ready(http, running)]
         running.process.kill()
         await running.process.wait()
@@ -411,7 +435,7 @@ async def test_workers_do_not_outlive_a_killed_parent(pool: Pool, http: aiohttp.
 
 
 async def test_one_process_drains_on_sigterm(pool: Pool, http: aiohttp.ClientSession) -> None:
-    async with command_running(pool, "--drain-accept-s", "0.05") as running:
+    async with command_running(*replicas_of(pool), "--drain-accept-s", "0.05") as running:
         await all_ready(http, running, 1)
         running.process.terminate()
         assert await asyncio.wait_for(running.process.wait(), 10) == 0
