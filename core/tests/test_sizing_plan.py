@@ -192,3 +192,36 @@ def test_a_slow_link_moves_the_break_even_out() -> None:
 def test_batches_are_as_large_as_vllm_makes_them_on_each_device(device: str, tokens: int, sequences: int) -> None:
     found = request(device=device).batches
     assert (found.tokens, found.sequences, found.in_flight) == (tokens, sequences, 2 * tokens)
+
+
+# research/algorithms.md 4: memory (GiB), bytes of weights, of them whole on every rank (MLA's down-projections in fp8,
+# expert routers in bf16), widths (model, feed-forward, vocabulary), batch (tokens, sequences), KV bytes per token and rank.
+@pytest.mark.parametrize(
+    ("model", "device", "ranks", "memory", "weights", "whole", "widths", "batch", "kv_bytes"),
+    [
+        ("llama-3.1-8b", "l4", 1, 22.5, 8_030_261_248 * 2, 0, (4096, 14336, 128_256), (2048, 256), 131_072),
+        ("llama-3.1-8b", "h100", 1, 79.6, 8_030_261_248 * 2, 0, (4096, 14336, 128_256), (8192, 1024), 131_072),
+        (
+            "deepseek-v3", "h200", 8, 140.0, int(627.5 * GIB), 7168 * (61 * (512 + 64 + 1536) + 58 * 256 * 2),
+            (7168, 18432, 129_280), (8192, 1024), 70_272,
+        ),
+    ],
+)  # fmt: skip
+def test_plans_are_those_of_the_formulas_within_a_hundredth(
+    model: str, device: str, ranks: int, memory: float, weights: int, whole: int,
+    widths: tuple[int, int, int], batch: tuple[int, int], kv_bytes: int,
+) -> None:  # fmt: skip
+    hidden, intermediate, vocabulary = widths
+    on_rank = whole + (weights - whole) / ranks
+    activations = 1.2 * batch[0] * (4 * hidden + 3 * intermediate / ranks) * 2 + batch[1] * vocabulary * 4 * 2 / ranks
+    found = plan(request(model, device, tensor=ranks))
+    divided = found.memory
+    assert found.weights_bytes == pytest.approx(weights, rel=0.01)
+    assert found.kv_bytes_per_token == kv_bytes * ranks
+    assert divided.weights == pytest.approx(on_rank, rel=0.01)
+    assert divided.activations == pytest.approx(activations, rel=0.01)
+    assert 0.3 * GIB <= divided.graphs <= 1.5 * GIB
+    assert 0.6 * GIB <= divided.context + 1 <= 1.5 * GIB
+    room = 0.92 * memory * GIB - on_rank - activations - divided.graphs - divided.context
+    assert found.device_per_replica.bytes == pytest.approx(room * ranks, rel=0.01)
+    assert found.device_per_replica.tokens == pytest.approx(room / kv_bytes, rel=0.01)
