@@ -47,6 +47,7 @@ RUN_SUPERVISOR_STATE: Final = "supervisor.json"
 RUN_ENGINE_LOG: Final = "engine.log"
 RUN_AGENT_LOG: Final = "agent.log"
 RUN_SAVED_MAP: Final = "residency.map"
+RUN_DISK_FOLDER: Final = "disk.folder"  # text: where the engine's chunks on disk are
 
 # Environment that the worker gives to the engine process, for the gate inside it.
 ENV_RUN_DIR: Final = "PREFIXPOOL_RUN_DIR"

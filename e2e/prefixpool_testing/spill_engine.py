@@ -16,10 +16,11 @@ from prefixpool_testing.engine_contract.asks import exactly
 from prefixpool_testing.engine_worker import OPTIONS, EngineWorker
 
 BLOCK = 32
-CHUNK_BYTES = 737_280  # SmolLM2-135M: 30 layers, 3 KV heads of 64, bf16, 32 tokens
+CHUNK_BYTES = 1_474_560  # SmolLM2-135M: 30 layers, 3 KV heads of 64, float32, 32 tokens
 E2E = Path(__file__).parents[1]
 
 
+EXACT = ("--dtype", "float32")  # in bf16 a cold prompt's logits differ from a cached one's by whole eighths
 TIE = 0.05  # two tokens so near each other in log-probability may change places with bf16 rounding
 
 
@@ -106,7 +107,7 @@ def spill_engine(model: str, *options: str, spec: str = "") -> Iterator[SpillEng
         return replace(plan, engine=replace(plan.engine, argv=tuple(argv), env=env))
 
     with TemporaryDirectory(prefix="pp") as folder:
-        worker = EngineWorker(Path(folder), model, *OPTIONS, *options)
+        worker = EngineWorker(Path(folder), model, *OPTIONS, *EXACT, *options)
         worker.start(change)
         try:
             yield SpillEngine(worker)

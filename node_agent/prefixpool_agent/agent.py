@@ -212,6 +212,7 @@ class Agent:
             await asyncio.to_thread(saved_map.write, self._parts.run_dir / names.RUN_SAVED_MAP, saved)
         except OSError as error:
             log.warning("residency map could not be saved", extra={"error": str(error)})
+        await self._parts.disk.save(saved)
 
     async def close(self) -> None:
         """Stop; the engine runs on."""

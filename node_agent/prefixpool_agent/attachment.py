@@ -17,6 +17,7 @@ import zmq.asyncio
 
 from prefixpool import names
 from prefixpool_agent import saved_map
+from prefixpool_agent.disk_follower import DiskFollower
 from prefixpool_agent.engines.base import EngineFacts
 from prefixpool_agent.follower import Follower
 from prefixpool_agent.gate_state import GateState, GateStateError
@@ -41,6 +42,7 @@ class Parts(NamedTuple):
     notes: Notes
     text: ModelText
     limits: Limits
+    disk: DiskFollower
 
 
 class Attachment:

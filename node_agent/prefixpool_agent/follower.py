@@ -90,12 +90,18 @@ class Follower:
         """The engine is gone: nothing is cached any more. Costs stay; the next engine is of the same kind."""
         if self._residency is not None:
             self._residency.reset()
+        self._live_since_s = float("inf")
         self._timeline.forget()
         self._running.clear()
         self.backlog.forget()
         self.changed_since_save = False
         self._publisher.restart(reason)
         self._publisher.release()  # an empty picture is whole
+
+    @property
+    def following(self) -> bool:
+        """An engine is there, and what it has told so far is known."""
+        return self._live_since_s != float("inf")
 
     @property
     def residency(self) -> Residency | None:
@@ -154,6 +160,15 @@ class Follower:
         self.backlog.stored(label, len(tokens))
         if (progress := self._running.get(label)) is not None:
             progress.stored(self._monotonic_of(at_s), len(tokens))
+
+    def disk(self, maps: Iterable[bytes], found: Iterable[tuple[int, int | None]], gone: Sequence[int]) -> None:
+        """What lies on the engine's disk; `maps`: what agents knew of the texts there."""
+        if self._residency is None:
+            return
+        for saved in maps:
+            self._residency.restore(saved)
+        self._residency.on_disk(found, gone)
+        self._touch()
 
     def kv_lost(self, reason: str) -> None:
         """The event stream had a hole: start over, and let the engine tell again what it reuses."""

@@ -25,6 +25,7 @@ from prefixpool.errors import PrefixpoolError
 from prefixpool.settings import parse
 from prefixpool_agent.agent import Agent
 from prefixpool_agent.attachment import Parts
+from prefixpool_agent.disk_follower import DiskFollower
 from prefixpool_agent.engine_client import EngineClient
 from prefixpool_agent.engine_watch import EngineWatch
 from prefixpool_agent.follower import Follower
@@ -107,7 +108,8 @@ async def build(settings: AgentSettings) -> AsyncIterator[list[asyncio.Task[None
             greeted=lambda hello: _greeted(hello, publisher.epoch, watch),
         )
         notes = Notes(run_dir / names.RUN_NOTES_SOCK, follower)
-        parts = Parts(run_dir, context, follower, notes, text, Limits(content_bytes=settings.text_bytes))
+        disk = DiskFollower(run_dir, settings.replica, follower)
+        parts = Parts(run_dir, context, follower, notes, text, Limits(content_bytes=settings.text_bytes), disk)
         agent = Agent(
             settings, parts, engine=engine, supervisor=SupervisorClient(run_dir), publisher=publisher, metrics=metrics
         )
@@ -129,6 +131,7 @@ async def build(settings: AgentSettings) -> AsyncIterator[list[asyncio.Task[None
             for name, work in (
                 ("engine watch", watch.run()),
                 ("residency", follower.run()),
+                ("disk", disk.run()),
                 ("load", reporter.run()),
                 ("tick", agent.tick()),
                 ("scrape", agent.scrape()),

@@ -138,6 +138,19 @@ class BlockTrie:
             parent = block
         return parent, again
 
+    def on_disk(self, hash_: int, parent: int | None) -> None:
+        """A block that lies on disk, its tokens unknown until an event tells them."""
+        if hash_ not in self._blocks and not self._has_room(1):
+            return
+        block = self._get(hash_)
+        self._place(block, self.root if parent is None else self._get(parent), None)
+        self._own(block, Tier.DISK)
+
+    def placed(self, hash_: int) -> Block | None:
+        """A block whose path to the root is known."""
+        block = self._blocks.get(hash_)
+        return block if block is not None and block.blocks != UNPLACED else None
+
     def add_copies(self, blocks: Sequence[Block]) -> None:
         """One physical copy more on the device, of each of these."""
         for block in blocks:
@@ -232,7 +245,7 @@ class BlockTrie:
         self._refuse = self._limit // 16 if len(self._blocks) >= self._limit else 0
         return len(self._blocks) < self._limit
 
-    def _place(self, block: Block, parent: Block, tokens: array[int]) -> None:
+    def _place(self, block: Block, parent: Block, tokens: array[int] | None) -> None:
         if block.tokens is None:
             block.tokens = tokens
         if block.parent is not None or block is parent:

@@ -8,7 +8,7 @@ boundaries are placed. Rules that bind are in research/residency.md; each has a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -58,6 +58,7 @@ class Residency:
         self._sessions = Sessions(limits, self.counts)
         self._placer = Placer(table, block_tokens, template, self._boundaries, self.counts)
         self._dirty: dict[str, None] = {}
+        self.lives = 0  # pictures begun: whatever was told of blocks before belongs to another
         self._group: int | None = None  # KV group that is followed: the first one with full attention
 
     @property
@@ -119,8 +120,15 @@ class Residency:
             session.again.clear()
         self._trie.cleared(external)
 
+    def on_disk(self, found: Iterable[tuple[int, int | None]], gone: Sequence[int]) -> None:
+        """What was read from the disk itself: (block, the one before it), parents first, and blocks that are gone."""
+        for block, parent in found:
+            self._trie.on_disk(block, parent)
+        self._trie.removed(gone, Tier.DISK)
+
     def reset(self) -> None:
         """A new epoch, or events were lost: nothing known of blocks may be believed. Facts about texts stay true."""
+        self.lives += 1
         self._boundaries.reset()
         self._trie.reset()
         self._group = None
@@ -195,6 +203,8 @@ class Residency:
         if block is not None and block.blocks == UNPLACED:
             self._dirty[session.id] = None  # a parent's event is missing, perhaps for ever
             self.counts["path_unknown"] += 1
+        elif block is not None and block.blocks > 0 and any(not each.tokens for each in block.path()):
+            self.counts["tokens_unknown"] += 1  # read from the disk before; the engine has not said what they are
         elif block is not None and block.blocks > 0:
             self._placer.place(session, request, chain, block.path())
         if session.answer is None:
@@ -219,6 +229,9 @@ class Residency:
             self.counts["restore_refused"] += 1
             return 0
         self._boundaries.restore(facts)
+        for hash_, _ in facts:
+            if (block := self._trie.placed(hash_)) is not None:
+                self._boundaries.placed(block)
         return sum(len(pairs) // 2 for _, pairs in facts)
 
 

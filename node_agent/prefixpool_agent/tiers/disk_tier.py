@@ -7,6 +7,7 @@ more for a while, so that a broken disk costs nothing; while all readers hang it
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -31,6 +32,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
+from prefixpool import names
 from prefixpool_agent.tiers.connector import DiskOptions
 from prefixpool_agent.tiers.disk_care import Care
 from prefixpool_agent.tiers.disk_store import DiskStore, Limits
@@ -104,6 +106,8 @@ class DiskTier(SecondaryTierManager):  # type: ignore[misc]
         if given.shared:
             threading.Thread(target=self._answer, daemon=True, name="prefixpool-disk-look").start()
         self._care.start()
+        if run_dir := os.environ.get(names.ENV_RUN_DIR):
+            Path(run_dir, names.RUN_DISK_FOLDER).write_text(str(self._store.folder))  # for the agent
 
     # -- looking
 

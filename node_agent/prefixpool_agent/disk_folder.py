@@ -1,0 +1,101 @@
+"""What lies on disk, as the agent reads it: the chunks' heads, and beside them maps of the texts that they hold.
+
+The files themselves are the truth: of an engine that has just started, and of the other replicas that share the directory.
+Blocks: calls belong in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from prefixpool_agent import saved_map
+from prefixpool_agent.residency.kv_event import block_hash
+from prefixpool_agent.saved_map import SavedMap
+from prefixpool_agent.tiers.chunk_file import HEAD_BYTES, ChunkError, Head, decode
+from prefixpool_agent.tiers.disk_store import SUFFIX
+from prefixpool_agent.tiers.trail import GROUP_BYTES
+
+MAPS: Final = "maps"
+_MAP: Final = ".map"
+_FIRST_GROUP: Final = bytes(GROUP_BYTES)
+
+
+class DiskBlock(NamedTuple):
+    """A block on disk, and the one before it in its prompt; None: it begins one."""
+
+    hash: int
+    parent: int | None
+
+
+class Seen(NamedTuple):
+    """Since the last look."""
+
+    maps: list[bytes]  # what agents knew of texts
+    found: list[DiskBlock]  # parents first
+    gone: list[int]
+
+    def __bool__(self) -> bool:
+        return bool(self.maps or self.found or self.gone)
+
+
+class DiskFolder:
+    """The chunks of one model. Of models with several KV groups the first is looked at, as residency does."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: dict[str, int] = {}  # name -> block; of chunks without a known place, too
+        self._maps: dict[str, int] = {}  # name -> time of its last change
+
+    def look(self) -> Seen:
+        """What came and went. Raises OSError if there is no such folder."""
+        names = dict(self._chunks())
+        gone = [self._known.pop(name) for name in list(self._known) if name not in names]
+        found: list[tuple[int, DiskBlock]] = []
+        for name, path in names.items():
+            if name not in self._known and (head := _head(path)) is not None:
+                self._known[name] = hash_ = _hash(head.key)
+                if head.tokens:
+                    found.append((head.tokens, DiskBlock(hash_, _hash(head.parent) if head.parent else None)))
+        return Seen(list(self._new_maps()), [block for _, block in sorted(found)], gone)
+
+    def save(self, replica: str, saved: SavedMap) -> None:
+        """For the next agent, here or of another replica. Raises OSError."""
+        maps = self._folder / MAPS
+        maps.mkdir(mode=0o700, exist_ok=True)
+        path = maps / f"{replica}{_MAP}"
+        saved_map.write(path, saved)
+        self._maps[path.name] = path.stat().st_mtime_ns
+
+    def _chunks(self) -> Iterator[tuple[str, Path]]:
+        for part in os.scandir(self._folder):
+            if len(part.name) != 2:
+                continue
+            for file in os.scandir(part.path):
+                if file.name.endswith(_FIRST_GROUP.hex() + SUFFIX):
+                    yield file.name, Path(file.path)
+
+    def _new_maps(self) -> Iterator[bytes]:
+        for path in sorted((self._folder / MAPS).glob(f"*{_MAP}")):
+            try:
+                changed = path.stat().st_mtime_ns
+            except OSError:
+                continue  # replaced just now
+            if self._maps.get(path.name) != changed:
+                self._maps[path.name] = changed
+                if (saved := saved_map.read(path)) is not None:
+                    yield saved.residency
+
+
+def _hash(key: bytes) -> int:
+    return block_hash(key[:-GROUP_BYTES])
+
+
+def _head(path: Path) -> Head | None:
+    try:
+        with path.open("rb", buffering=0) as file:
+            return decode(file.read(HEAD_BYTES))
+    except (OSError, ChunkError):
+        return None

@@ -1,0 +1,66 @@
+"""Keeps the residency picture true to the disk: after an engine's start, and to what other replicas write there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import Final
+
+from prefixpool import names
+from prefixpool_agent.disk_folder import DiskFolder
+from prefixpool_agent.follower import Follower
+from prefixpool_agent.residency import Residency
+from prefixpool_agent.saved_map import SavedMap
+
+LOOK_S: Final = 2.0
+SAVE_S: Final = 30.0
+SHARE: Final = 0.05  # of the time, at most, goes into looking
+
+log = logging.getLogger(__name__)
+
+
+class DiskFollower:
+    """The engine says in the run directory where its chunks are, once it has opened the tier."""
+
+    def __init__(self, run_dir: Path, replica: str, follower: Follower) -> None:
+        self._told = run_dir / names.RUN_DISK_FOLDER
+        self._replica = replica
+        self._follower = follower
+        self._folder: DiskFolder | None = None
+        self._path = ""
+        self._of: tuple[Residency | None, int] = (None, 0)  # whose picture, which life of it
+        self._saved_s = float("-inf")
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            began_s = time.monotonic()
+            try:
+                await self._look()
+            except OSError as error:
+                log.debug("disk tier", extra={"error": str(error)})
+            await asyncio.sleep(max(LOOK_S, (time.monotonic() - began_s) / SHARE))
+
+    async def _look(self) -> None:
+        residency = self._follower.residency
+        if residency is None or not self._follower.following:
+            return
+        path = await asyncio.to_thread(self._told.read_text)
+        of = (residency, residency.lives)
+        if self._folder is None or path != self._path or of != self._of:
+            self._folder, self._path, self._of = DiskFolder(Path(path)), path, of
+        seen = await asyncio.to_thread(self._folder.look)
+        if seen and of == (self._follower.residency, residency.lives) and self._follower.following:
+            self._follower.disk(seen.maps, seen.found, seen.gone)
+
+    async def save(self, saved: SavedMap) -> None:
+        """Beside the chunks, now and then."""
+        if self._folder is None or time.monotonic() - self._saved_s < SAVE_S:
+            return
+        self._saved_s = time.monotonic()
+        try:
+            await asyncio.to_thread(self._folder.save, self._replica, saved)
+        except OSError as error:
+            log.warning("map of the disk tier could not be saved", extra={"error": str(error)})
