@@ -18,7 +18,6 @@ _NAME_RULES: Final = [
     {
         "rule": f"size(self.metadata.name) <= {resource.NAME_MOST} && self.metadata.name.matches('{resource.NAME_PATTERN}')",
         "message": f"this name {NAME_RULE}",
-        "fieldPath": ".metadata.name",
     }
 ]
 

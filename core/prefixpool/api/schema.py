@@ -52,10 +52,13 @@ def _field(field: inspect.Field, owner: type[msgspec.Struct]) -> Schema:
 
 
 def _default(field: inspect.Field) -> Any:
-    """None: there is none, or it is the same as leaving the field out."""
+    """None: none, or as good as leaving the field out. Of objects whole, because the API server tries rules on it."""
     if field.default is NODEFAULT or field.default is None or field.default == ():
         return None
-    return {} if isinstance(field.default, msgspec.Struct) else msgspec.to_builtins(field.default)
+    if not isinstance(field.default, msgspec.Struct):
+        return msgspec.to_builtins(field.default)
+    fields = inspect.type_info(type(field.default)).fields  # type: ignore[attr-defined]  # of a struct
+    return {one.encode_name: default for one in fields if (default := _default(one)) is not None}
 
 
 def _always_there(field: inspect.Field) -> bool:
