@@ -10,15 +10,14 @@ import signal
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 from prefixpool_agent import shm
+from prefixpool_agent.supervisor.output import Output, output
 from prefixpool_agent.supervisor.plan import AgentPlan
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
-_TAIL_BYTES: Final = 8192
 _GROUP_POLL_S: Final = 0.02
 _GROUP_GONE_S: Final = 5.0
 _HELPERS_S: Final = 1.0  # Python's resource trackers unlink semaphores and shared memory once their process is gone
@@ -56,11 +55,10 @@ class Reaper:
 class Child:
     """A started process and its group."""
 
-    def __init__(self, pid: int, exited: asyncio.Future[int], log: Path | None, log_start: int) -> None:
+    def __init__(self, pid: int, exited: asyncio.Future[int], output: Output) -> None:
         self.pid = pid
         self.exited = exited
-        self._log = log
-        self._log_start = log_start
+        self._output = output
 
     def signal(self, number: signal.Signals) -> None:
         """To the process itself; nothing happens if it is gone."""
@@ -88,6 +86,7 @@ class Child:
                 await self._group_gone()
         except TimeoutError:
             _log.error("processes of group %d survive SIGKILL: stuck in the kernel", self.pid)
+        self._output.tail()  # its last words are passed on, too
 
     async def _group_gone(self) -> None:
         while shm.group_members(self.pid):  # noqa: ASYNC110 - grandchildren: nobody tells of their end
@@ -100,38 +99,27 @@ class Child:
         return f"{how}; last log line: {line}" if line else how
 
     def _last_line(self) -> str:
-        if self._log is None:
-            return ""
-        try:
-            with self._log.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(self._log_start if self._log_start <= size else 0, size - _TAIL_BYTES))
-                lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
-        except OSError:
-            return ""
+        lines = [line.strip() for line in self._output.tail().decode(errors="replace").splitlines()]
         return next((line for line in reversed(lines) if line), "")[-_REASON_CHARS:]
 
 
 def start(plan: AgentPlan, env: Mapping[str, str], reaper: Reaper) -> Child:
     """Raises OSError if the program cannot be started. The child dies with the supervisor."""
-    log = Path(plan.log) if plan.log else None
-    output = os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC, 0o600) if log else None
+    out = output(plan.log)
     try:
-        log_start = os.fstat(output).st_size if output is not None else 0
         process = subprocess.Popen(
             plan.argv,
             env={**os.environ, **plan.env, **env},
             stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
+            stdout=out.write_end,
+            stderr=out.write_end,
             process_group=0,
             preexec_fn=_die_with_parent,
         )
     finally:
-        if output is not None:
-            os.close(output)
+        os.close(out.write_end)
     process.returncode = 0  # the Reaper waits for it, not this object
-    return Child(process.pid, reaper.watch(process.pid), log, log_start)
+    return Child(process.pid, reaper.watch(process.pid), out)
 
 
 def adopt_orphans() -> None:

@@ -1,0 +1,57 @@
+"""Output of children that goes to the container instead of files: all of it, in whole lines, and remembered."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import asyncio, signal, sys
+from prefixpool_agent.supervisor.plan import AgentPlan
+from prefixpool_agent.supervisor.process import Reaper, start
+async def run():
+    reaper = Reaper()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, reaper.reap)
+    children = [start(AgentPlan(argv=(sys.executable, "-c", code), env={}, log=""), {}, reaper) for code in sys.argv[1:]]
+    for child in children:
+        await child.exited
+        await child.kill_group()
+        print(child.reason(), file=sys.stderr)
+asyncio.run(run())
+"""
+
+
+def relayed(*children: str) -> tuple[str, list[str]]:
+    """What arrives on standard output, and the reasons why the children ended."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *children], capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout, done.stderr.splitlines()
+
+
+def test_the_reason_of_an_end_has_the_last_line_also_without_log_files() -> None:
+    said, reasons = relayed("print('starting'); raise SystemExit('ValueError: no such model')")
+    assert said == "starting\nValueError: no such model\n"
+    assert reasons == ["exited with code 1; last log line: ValueError: no such model"]
+
+
+def test_nothing_is_lost_and_lines_of_two_children_stay_whole() -> None:
+    code = "for n in range(3000): print('{0}' * 25, end='', flush=True); print('{0}' * 25, n, flush=True)"
+    said, _ = relayed(*(code.format(letter) for letter in "ab"))
+    for letter in "ab":
+        assert [line for line in said.splitlines() if letter in line] == [f"{letter * 50} {n}" for n in range(3000)]
+
+
+def test_a_line_without_an_end_is_passed_on_too() -> None:
+    said, reasons = relayed("print('x' * 200_000, end='')")
+    assert said == "x" * 200_000
+    assert reasons[0].startswith("exited with code 0; last log line: xxx")
+
+
+def test_a_child_does_not_end_because_nobody_reads() -> None:
+    child = "import time\nfor n in range(50): print('line', flush=True); time.sleep(0.001)\nraise SystemExit(7)"
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, child], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        program.stdout.close()
+        assert program.stderr.readline() == "exited with code 7; last log line: line\n"
