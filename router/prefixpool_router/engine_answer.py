@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Final, cast
 
 import aiohttp
+from aiohttp.http import RawResponseMessage
 
+from prefixpool_router.engine_call import EngineCall
 from prefixpool_router.failures import ResetError, UnansweredError
 
 _MAX_CHUNK_BYTES: Final = 1 << 16  # a longer HTTP chunk is passed on in pieces
@@ -14,15 +16,15 @@ _MAX_CHUNK_BYTES: Final = 1 << 16  # a longer HTTP chunk is passed on in pieces
 class EngineAnswer:
     """An answer as it arrives. Reading it to its end gives the connection back; `close` before that breaks it."""
 
-    __slots__ = ("_broken", "_chunked", "_content", "_partial", "_response", "headers", "reason", "status")
+    __slots__ = ("_broken", "_call", "_chunked", "_content", "_partial", "headers", "reason", "status")
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self.status = response.status
-        self.reason = response.reason
-        self.headers = response.headers
-        self._response = response
-        self._content = response.content
-        self._chunked = response.headers.get("Transfer-Encoding", "").lower() == "chunked"
+    def __init__(self, call: EngineCall, head: RawResponseMessage, content: aiohttp.StreamReader) -> None:
+        self.status = head.code
+        self.reason = head.reason
+        self.headers = head.headers
+        self._call = call
+        self._content = content
+        self._chunked = head.chunked
         self._partial = b""
         self._broken: Exception | None = None
 
@@ -51,10 +53,7 @@ class EngineAnswer:
 
     def close(self) -> None:
         """Break the connection, unless the answer is complete: the engine stops working on it."""
-        connection = self._response.connection
-        if connection is not None and connection.transport is not None:
-            connection.transport.abort()  # a close would first send what is left of the request
-        self._response.close()
+        self._call.abort()
 
     def _note_break(self, error: Exception) -> None:
         """Make aiohttp hand out what it has received; it says RuntimeError when that is read."""

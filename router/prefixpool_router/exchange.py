@@ -11,9 +11,9 @@ from multidict import CIMultiDict
 
 from prefixpool.errors import Dialect, RequestError
 from prefixpool_router.dispatch_types import RoutedRequest
+from prefixpool_router.engine_call import EngineRequest
 from prefixpool_router.limits import BodyLimits, arriving
 from prefixpool_router.paths import Route
-from prefixpool_router.upstream import EngineRequest
 
 
 class Arrived(NamedTuple):

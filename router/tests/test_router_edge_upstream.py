@@ -12,8 +12,9 @@ import pytest
 from multidict import CIMultiDict
 
 from prefixpool_router.engine_answer import EngineAnswer
+from prefixpool_router.engine_call import EngineRequest
 from prefixpool_router.failures import RefusedError, ResetError
-from prefixpool_router.upstream import EngineRequest, Upstream
+from prefixpool_router.upstream import Upstream
 from prefixpool_testing.backend import Backend, Broken, Raw, Stream, Then, as_json
 
 CERTIFICATES = Path(__file__).parent / "certificates"
