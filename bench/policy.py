@@ -20,11 +20,10 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple, Protocol
 
-from prefixpool_agent.tiers.worth import Ranking
+from prefixpool_agent.tiers.worth import Ranking, recompute
 
 RESERVED_S = 600.0
 RESERVED_SHARE = 0.25
-TURNING_POINT_TOKENS = 16_384  # where attention costs as much as all else
 
 
 class Asked(NamedTuple):
@@ -47,7 +46,7 @@ class Worth:
     """Ours."""
 
     def __init__(self, capacity: int, reserves: bool = False) -> None:
-        self.ranking = Ranking(2 * capacity, lambda tokens: 1 + tokens / TURNING_POINT_TOKENS)
+        self.ranking = Ranking(2 * capacity, recompute)
         self.capacity = capacity
         self.reserves = reserves
         self.reserved: OrderedDict[bytes, float] = OrderedDict()
@@ -183,25 +182,28 @@ def agents(path: Path) -> Iterator[Asked]:
 
 
 class Rate(NamedTuple):
-    """Of blocks found: all, and of those with promises."""
+    """Of blocks found: all, those with promises; and of the time to compute all, what was saved."""
 
     all: float
     gold: float
+    saved: float
 
 
 def replay(requests: Sequence[Asked], pool: Pool) -> Rate:
-    hits, blocks, gold_hits, gold_blocks = 0, 0, 0, 0
+    hits, blocks, gold_hits, gold_blocks, saved, all_s = 0, 0, 0, 0, 0.0, 0.0
     for asked in requests:
         found = pool.access(asked)
         hits, blocks = hits + found, blocks + len(asked.keys)
+        times = [recompute(i * asked.tokens) for i in range(len(asked.keys))]
+        saved, all_s = saved + sum(times[:found]), all_s + sum(times)
         if asked.gold:
             gold_hits, gold_blocks = gold_hits + found, gold_blocks + len(asked.keys)
-    return Rate(hits / blocks, gold_hits / max(gold_blocks, 1))
+    return Rate(hits / blocks, gold_hits / max(gold_blocks, 1), saved / all_s)
 
 
 def operations(chunks: int) -> tuple[float, float, float]:
     """Microseconds of a use, of a store with an eviction, and heap entries for each chunk, in a full pool."""
-    ranking = Ranking(2 * chunks, lambda tokens: 1 + tokens / TURNING_POINT_TOKENS)
+    ranking = Ranking(2 * chunks, recompute)
     draw = Random(1)
 
     def key(i: int) -> bytes:

@@ -88,7 +88,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     disk_kv_deadline_s: Annotated[
         float, Meta(description="how long a request waits for the disk before its prompt is computed instead", gt=0)
     ] = 2.0
-    kv_eviction: Annotated[KvEviction, Meta(description="what goes first when the host tier is full")] = KvEviction.LRU
+    kv_eviction: Annotated[KvEviction, Meta(description="what goes first when the host tier is full")] = KvEviction.WORTH
     max_num_seqs: Annotated[Count, Meta(description="sequences in one step; 0: the engine's own choice")] = 0
     max_inflight: Annotated[
         Count, Meta(description="requests inside the engine, beyond which the gate says busy; 0: no bound")
