@@ -1,0 +1,145 @@
+"""The chart on a real API server: objects are accepted, rights are enforced, and pools outlive releases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import helm_python
+import pytest
+
+from prefixpool_testing import chart
+from prefixpool_testing.cluster.api_server import ApiServer, api_server
+
+Raw = dict[str, Any]
+
+ACCOUNT = f"system:serviceaccount:{chart.NAMESPACE}:prefixpool-operator"
+NAMESPACES = (chart.NAMESPACE, "team-a", "team-a-staging", "inference")
+POOLS = "inferencepools.prefixpool.dev"
+POOL = {
+    "apiVersion": "prefixpool.dev/v1alpha1",
+    "kind": "InferencePool",
+    "metadata": {"name": "mine", "namespace": "default"},
+    "spec": chart.CI["small"]["pools"]["sim"]["spec"],
+}
+
+
+class Release:
+    """`helm install prefixpool charts/prefixpool -n prefixpool-system`, and so on. Nothing runs, so nothing is waited for."""
+
+    def __init__(self, config: helm_python.Config) -> None:
+        self._config = config
+
+    def install(self, values: Raw | None = None) -> None:
+        self._config.install(chart.FOLDER, chart.RELEASE, values or {})
+
+    def upgrade(self, values: Raw | None = None) -> None:
+        self._config.upgrade(chart.FOLDER, chart.RELEASE, values or {}, reset_values=True)
+
+    def uninstall(self) -> str:
+        """What it says."""
+        return str(self._config.uninstall(chart.RELEASE, ignore_not_found=True).get("info"))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ApiServer]:
+    """One of its own: on the others' the CustomResourceDefinition is not Helm's."""
+    with api_server() as api:
+        labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+        api.apply(
+            *({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": n, "labels": labels}} for n in NAMESPACES)
+        )
+        yield api
+
+
+@pytest.fixture
+def release(server: ApiServer) -> Iterator[Release]:
+    with helm_python.Config(kubeconfig_path=server.kubeconfig, namespace=chart.NAMESPACE) as config:
+        found = Release(config)
+        yield found
+        found.uninstall()
+
+
+def uid(api: ApiServer, name: str, namespace: str = "default") -> str:
+    return str(api.get(POOLS, name, "-n", namespace)["metadata"]["uid"])
+
+
+@pytest.mark.parametrize("values", chart.CI.values(), ids=chart.CI)
+def test_the_server_accepts_every_object(values: Raw, server: ApiServer, release: Release) -> None:
+    """But those for the Prometheus operator, which it does not know. The namespace enforces *restricted* for pods."""
+    release.install({"watch": {"namespaces": ["default"]}})  # for the kind and the ServiceAccount that others need
+    known = [obj for obj in chart.objects(values) if not obj["apiVersion"].startswith("monitoring.coreos.com/")]
+    pods = [{**obj["spec"]["template"], "apiVersion": "v1", "kind": "Pod"} for obj in known if obj["kind"] == "Deployment"]
+    for pod in pods:
+        pod["metadata"] |= {"name": "operator-pod", "namespace": chart.NAMESPACE}
+    assert len(pods) == 1
+    for obj in [*known, *pods]:
+        arguments = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "-f", "-")
+        server.kubectl(*arguments, stdin=json.dumps(obj))
+
+
+def test_pools_outlive_the_release_and_the_next_one_takes_them_over(server: ApiServer, release: Release) -> None:
+    release.install()
+    server.kubectl("wait", "--for=condition=Established", f"crd/{POOLS}", "--timeout=30s")
+    server.apply(POOL)
+    before = uid(server, "mine")
+    release.upgrade(chart.CI["small"])
+    of_the_release = uid(server, "sim", chart.NAMESPACE)
+    assert f"[CustomResourceDefinition] {POOLS}" in (said := release.uninstall())
+    assert "[InferencePool] sim" in said
+    release.install()
+    release.upgrade(chart.CI["small"])
+    assert (uid(server, "mine"), uid(server, "sim", chart.NAMESPACE)) == (before, of_the_release)
+    release.upgrade()
+    assert uid(server, "sim", chart.NAMESPACE) == of_the_release
+
+
+def test_pools_in_the_first_install_say_what_is_missing(server: ApiServer, release: Release) -> None:
+    server.kubectl("delete", "crd", POOLS, "--ignore-not-found")
+    with pytest.raises(helm_python.HelmReleaseError, match="ensure CRDs are installed first"):
+        release.install(chart.CI["small"])
+
+
+def test_a_release_that_keeps_nothing_takes_all_pools_with_it(server: ApiServer, release: Release) -> None:
+    release.install({"crds": {"keep": False}})
+    server.kubectl("wait", "--for=condition=Established", f"crd/{POOLS}", "--timeout=30s")
+    server.apply(POOL)
+    assert "InferencePool" not in release.uninstall()
+    server.kubectl("wait", "--for=delete", f"crd/{POOLS}", "--timeout=30s")
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource", "namespace", "answer"),
+    [
+        ("patch", POOLS, "team-a", "yes"),
+        ("create", "statefulsets.apps", "team-a-staging", "yes"),
+        ("get", "secrets", "team-a", "yes"),
+        ("list", "secrets", "team-a", "no"),
+        ("delete", POOLS, "team-a", "no"),
+        ("get", "secrets", "inference", "no"),
+        ("list", POOLS, "inference", "no"),
+        ("list", "pods", chart.NAMESPACE, "no"),
+        ("patch", "leases.coordination.k8s.io", chart.NAMESPACE, "yes"),
+        ("patch", "leases.coordination.k8s.io", "team-a", "no"),
+        ("list", "nodes", "", "no"),
+    ],
+)
+def test_the_rights_of_a_namespaced_install(
+    verb: str, resource: str, namespace: str, answer: str, server: ApiServer, release: Release
+) -> None:
+    release.install({**chart.CI["namespaced"], "crds": {"enabled": True}})
+    where = ("-n", namespace) if namespace else ()
+    said = server.kubectl("auth", "can-i", verb, resource, *where, "--as", ACCOUNT, check=False)
+    assert said.split()[0] == answer
+
+
+@pytest.mark.parametrize(("resource", "allowed"), [("endpointslices.discovery.k8s.io", True), ("secrets", False)])
+def test_the_operator_gives_routers_no_right_that_it_lacks(
+    resource: str, allowed: bool, server: ApiServer, release: Release
+) -> None:
+    release.install({**chart.CI["namespaced"], "crds": {"enabled": True}})
+    role = ("create", "role", "of-a-pool", "--verb=list", f"--resource={resource}", "-n", "team-a", "--dry-run=server")
+    said = server.kubectl(*role, "--as", ACCOUNT, check=False)
+    assert ("created" in said) == allowed
+    assert ("attempting to grant RBAC permissions not currently held" in said) != allowed
