@@ -26,7 +26,7 @@ POOL = {
 
 
 class Release:
-    """`helm install prefixpool charts/prefixpool -n prefixpool-system`, and so on. Nothing runs, so nothing is waited for."""
+    """As `helm install prefixpool charts/prefixpool` does, and so on. Nothing can run, so nothing is waited for."""
 
     def __init__(self, config: helm_python.Config) -> None:
         self._config = config
