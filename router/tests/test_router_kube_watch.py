@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +10,8 @@ import pytest
 from prefixpool.errors import SettingsError
 from prefixpool_router.kubernetes_api import ApiServer, Deadlines
 from prefixpool_router.kubernetes_members import KubernetesMembers, api_server
-from prefixpool_router.membership import Member, MemberState
+from prefixpool_router.membership import MemberState
 from prefixpool_router.settings import RouterSettings
-from prefixpool_testing.eventually import eventually
 from prefixpool_testing.fake_endpoint_slices import (
     NAMESPACE,
     SERVICE,
@@ -23,50 +20,13 @@ from prefixpool_testing.fake_endpoint_slices import (
     endpoint_slice,
     listening,
 )
+from prefixpool_testing.following import following
 
 RECONNECTED_S = 5.0  # promised: within this time of a connection, what is known is right
 
 
-class Follower:
-    """Reads a source's sets as the fleet does."""
-
-    def __init__(self, source: KubernetesMembers) -> None:
-        self.source = source
-        self.sets: list[tuple[Member, ...]] = []
-
-    @property
-    def names(self) -> list[str] | None:
-        return [member.name for member in self.sets[-1]] if self.sets else None
-
-    async def run(self) -> None:
-        async with contextlib.aclosing(self.source.updates()) as sets:
-            async for members in sets:
-                self.sets.append(members)
-
-    async def until(self, check: Callable[[], bool], *, what: str, within_s: float = 20.0) -> None:
-        async def checked() -> bool:
-            return check()
-
-        await eventually(checked, within_s=within_s, what=f"{what} (now: {self.names}, problem: {self.source.problem!r})")
-
-    async def knows(self, *names: str, within_s: float = 20.0) -> None:
-        await self.until(lambda: self.names == list(names), what=f"members {names}", within_s=within_s)
-
-
-@contextlib.asynccontextmanager
-async def following(
-    url: str,
-    folder: Path,
-    deadlines: Deadlines = Deadlines(),  # noqa: B008
-) -> AsyncIterator[Follower]:
-    server = ApiServer(url, NAMESPACE, SERVICE, folder / "token", "")
-    follower = Follower(KubernetesMembers(server, deadlines=deadlines, draw=lambda: 0.0))
-    task = asyncio.create_task(follower.run())
-    try:
-        yield follower
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+def source(url: str, folder: Path, deadlines: Deadlines = Deadlines()) -> KubernetesMembers:  # noqa: B008 (immutable)
+    return KubernetesMembers(ApiServer(url, NAMESPACE, SERVICE, folder / "token", ""), deadlines=deadlines, draw=lambda: 0.0)
 
 
 @pytest.fixture
@@ -78,19 +38,21 @@ async def api() -> AsyncIterator[FakeEndpointSlices]:
 
 async def test_a_list_then_every_change(api: FakeEndpointSlices, tmp_path: Path) -> None:
     await api.put(endpoint_slice("a", endpoint("pool-0")), endpoint_slice("web", endpoint("web-0"), service="web"))
-    async with following(api.url, tmp_path) as follower:
+    async with following(source(api.url, tmp_path)) as follower:
         await follower.knows("pool-0")
         await api.put(endpoint_slice("b", endpoint("pool-1", "10.0.0.2")))
         await follower.knows("pool-0", "pool-1")
         await api.put(endpoint_slice("a", endpoint("pool-0", terminating=True)))
-        await follower.until(lambda: follower.sets[-1][0].state is MemberState.TERMINATING, what="pool-0 is terminating")
+        await follower.until(
+            lambda: follower.members["pool-0"].state is MemberState.TERMINATING, what="pool-0 is terminating"
+        )
         await api.delete("a")
         await follower.knows("pool-1")
     assert [request.get("watch") for request in api.requests] == [None, "1"]
 
 
 async def test_a_pool_without_replicas_is_known_to_be_empty(api: FakeEndpointSlices, tmp_path: Path) -> None:
-    async with following(api.url, tmp_path) as follower:
+    async with following(source(api.url, tmp_path)) as follower:
         await follower.knows()
         assert follower.source.problem == ""
 
@@ -98,14 +60,14 @@ async def test_a_pool_without_replicas_is_known_to_be_empty(api: FakeEndpointSli
 async def test_lists_come_in_pages(api: FakeEndpointSlices, tmp_path: Path) -> None:
     api.page_slices = 2
     await api.put(*(endpoint_slice(f"s{n}", endpoint(f"pool-{n}", f"10.0.0.{n}")) for n in range(5)))
-    async with following(api.url, tmp_path) as follower:
+    async with following(source(api.url, tmp_path)) as follower:
         await follower.knows(*(f"pool-{n}" for n in range(5)))
     assert len(follower.sets) == 1
 
 
 async def test_changes_that_mean_nothing_to_routers_are_not_told(api: FakeEndpointSlices, tmp_path: Path) -> None:
     await api.put(endpoint_slice("a", endpoint("pool-0")))
-    async with following(api.url, tmp_path) as follower:
+    async with following(source(api.url, tmp_path)) as follower:
         await follower.knows("pool-0")
         await api.put(endpoint_slice("a", endpoint("pool-0", serving=False)))
         await api.put(endpoint_slice("b", endpoint("pool-1")))
@@ -114,7 +76,7 @@ async def test_changes_that_mean_nothing_to_routers_are_not_told(api: FakeEndpoi
 
 
 async def test_a_watch_goes_on_from_the_last_bookmark(api: FakeEndpointSlices, tmp_path: Path) -> None:
-    async with following(api.url, tmp_path, Deadlines(watch=1.0)) as follower:
+    async with following(source(api.url, tmp_path, Deadlines(watch=1.0))) as follower:
         await follower.knows()
         await api.bookmark()
         await follower.until(lambda: len(api.requests) >= 3, what="the second watch")
@@ -126,7 +88,7 @@ async def test_a_watch_goes_on_from_the_last_bookmark(api: FakeEndpointSlices, t
 async def test_a_version_that_is_too_old_means_another_list(api: FakeEndpointSlices, tmp_path: Path) -> None:
     api.forgetful = True
     await api.put(endpoint_slice("a", endpoint("pool-0")))
-    async with following(api.url, tmp_path) as follower:
+    async with following(source(api.url, tmp_path)) as follower:
         await follower.until(lambda: len(api.requests) >= 4, what="two lists")
         assert follower.source.problem == ""
         api.forgetful = False
@@ -137,13 +99,13 @@ async def test_a_version_that_is_too_old_means_another_list(api: FakeEndpointSli
 async def test_a_member_deleted_while_nobody_watched_is_gone_once_connected(tmp_path: Path) -> None:
     fake = FakeEndpointSlices()
     await fake.put(endpoint_slice("a", endpoint("pool-0")), endpoint_slice("b", endpoint("pool-1")))
-    async with listening(fake) as url, following(url, tmp_path) as follower:
+    async with listening(fake) as url, following(source(url, tmp_path)) as follower:
         await follower.knows("pool-0", "pool-1")
         fake.status = 500
         await fake.drop_watches()
         await fake.delete("b")
-        await follower.until(lambda: "answers 500: told so" in follower.source.problem, what="the problem is told")
-        assert follower.names == ["pool-0", "pool-1"]
+        await follower.problem("answers 500: told so")
+        assert list(follower.members) == ["pool-0", "pool-1"]
         fake.status = 0
         await follower.knows("pool-0", within_s=RECONNECTED_S)
         assert follower.source.problem == ""
@@ -152,12 +114,12 @@ async def test_a_member_deleted_while_nobody_watched_is_gone_once_connected(tmp_
 async def test_the_last_set_stays_in_force_while_the_api_server_is_away(tmp_path: Path) -> None:
     fake = FakeEndpointSlices()
     await fake.put(endpoint_slice("a", endpoint("pool-0")))
-    async with listening(fake) as url, following(url, tmp_path) as follower:
+    async with listening(fake) as url, following(source(url, tmp_path)) as follower:
         await follower.knows("pool-0")
         await fake.stop()
-        await follower.until(lambda: "no connection to" in follower.source.problem, what="the problem is told")
+        await follower.problem("no connection to")
         await fake.put(endpoint_slice("b", endpoint("pool-1")))
-        assert follower.names == ["pool-0"]
+        assert list(follower.members) == ["pool-0"]
         await fake.start()
         await follower.knows("pool-0", "pool-1", within_s=RECONNECTED_S)
         assert follower.source.problem == ""
@@ -165,15 +127,15 @@ async def test_the_last_set_stays_in_force_while_the_api_server_is_away(tmp_path
 
 async def test_a_list_that_never_comes_is_given_up_and_tried_again(api: FakeEndpointSlices, tmp_path: Path) -> None:
     api.slow = True
-    async with following(api.url, tmp_path, Deadlines(answer=0.1)) as follower:
-        await follower.until(lambda: "did not answer within 0.1 s" in follower.source.problem, what="the problem is told")
+    async with following(source(api.url, tmp_path, Deadlines(answer=0.1))) as follower:
+        await follower.problem("did not answer within 0.1 s")
         api.slow = False
         await follower.knows()
 
 
 async def test_a_watch_that_hears_nothing_at_all_is_not_believed(api: FakeEndpointSlices, tmp_path: Path) -> None:
     api.silent = True
-    async with following(api.url, tmp_path, Deadlines(silence=0.1)) as follower:
+    async with following(source(api.url, tmp_path, Deadlines(silence=0.1))) as follower:
         await follower.knows()
         await api.put(endpoint_slice("a", endpoint("pool-0")))
         await follower.knows("pool-0")
@@ -182,8 +144,8 @@ async def test_a_watch_that_hears_nothing_at_all_is_not_believed(api: FakeEndpoi
 
 async def test_watches_that_end_at_once_are_a_problem_not_a_loop(api: FakeEndpointSlices, tmp_path: Path) -> None:
     api.curt = True
-    async with following(api.url, tmp_path) as follower:
-        await follower.until(lambda: "ended it at once" in follower.source.problem, what="the problem is told")
+    async with following(source(api.url, tmp_path)) as follower:
+        await follower.problem("ended it at once")
         assert len(api.requests) == 2
 
 
@@ -198,8 +160,8 @@ async def test_watches_that_end_at_once_are_a_problem_not_a_loop(api: FakeEndpoi
 )
 async def test_refusals_say_what_is_missing(api: FakeEndpointSlices, tmp_path: Path, status: int, says: str) -> None:
     api.status = status
-    async with following(api.url, tmp_path) as follower:
-        await follower.until(lambda: says in follower.source.problem, what="the problem is told")
+    async with following(source(api.url, tmp_path)) as follower:
+        await follower.problem(says)
         assert follower.sets == []
         api.status = 0
         await follower.knows()
@@ -208,8 +170,8 @@ async def test_refusals_say_what_is_missing(api: FakeEndpointSlices, tmp_path: P
 async def test_the_token_is_read_anew_for_each_request(tmp_path: Path) -> None:
     fake, token = FakeEndpointSlices("second"), tmp_path / "token"
     token.write_text("first\n")
-    async with listening(fake) as url, following(url, tmp_path) as follower:
-        await follower.until(lambda: f"the token in {token} is not accepted" in follower.source.problem, what="a 401")
+    async with listening(fake) as url, following(source(url, tmp_path)) as follower:
+        await follower.problem(f"the token in {token} is not accepted")
         token.write_text("second\n")
         await follower.knows()
     assert "first" not in follower.source.problem
@@ -217,20 +179,20 @@ async def test_the_token_is_read_anew_for_each_request(tmp_path: Path) -> None:
 
 async def test_nonsense_is_a_problem_not_a_crash(api: FakeEndpointSlices, tmp_path: Path) -> None:
     await api.put({"metadata": {"name": "a", "labels": {"kubernetes.io/service-name": SERVICE}}, "endpoints": "none"})
-    async with following(api.url, tmp_path) as follower:
-        await follower.until(lambda: "sent no EndpointSlices" in follower.source.problem, what="the problem is told")
+    async with following(source(api.url, tmp_path)) as follower:
+        await follower.problem("sent no EndpointSlices")
         await api.put(endpoint_slice("a", endpoint("pool-0")))
         await follower.knows("pool-0")
 
 
 async def test_a_service_that_is_no_pool_is_a_problem(api: FakeEndpointSlices, tmp_path: Path) -> None:
     await api.put(endpoint_slice("a", endpoint("web-0"), ports={"http": 80}))
-    async with following(api.url, tmp_path) as follower:
-        await follower.until(lambda: "EndpointSlice a has no port `engine`" in follower.source.problem, what="the problem")
+    async with following(source(api.url, tmp_path)) as follower:
+        await follower.problem("EndpointSlice a has no port `engine`")
 
 
 async def test_nothing_is_left_open(api: FakeEndpointSlices, tmp_path: Path) -> None:
-    async with following(api.url, tmp_path) as follower:
+    async with following(source(api.url, tmp_path)) as follower:
         await follower.knows()
         await follower.until(lambda: api.watches == 1, what="a watch")
     await follower.until(lambda: api.watches == 0, what="the watch has ended")
@@ -271,10 +233,5 @@ def test_what_is_missing_is_named(values: dict[str, str], env: dict[str, str], s
 
 async def test_a_certificate_file_that_is_missing_is_named(tmp_path: Path) -> None:
     server = ApiServer("https://127.0.0.1:1", NAMESPACE, SERVICE, tmp_path / "token", str(tmp_path / "ca.crt"))
-    source = KubernetesMembers(server)
-    async with contextlib.aclosing(source.updates()) as sets:
-        reading = asyncio.create_task(anext(sets))
-        follower = Follower(source)
-        await follower.until(lambda: "ca.crt: No such file" in source.problem, what="the problem is told")
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
+    async with following(KubernetesMembers(server)) as follower:
+        await follower.problem("ca.crt: No such file")
