@@ -99,7 +99,7 @@ def _status(view: View, work: Work, sized: Sized, said: dict[ConditionType, Verd
 
 def _sizing(plan: SizingPlan, replicas: Replicas | None) -> SizingStatus:
     return SizingStatus(
-        weights_bytes=plan.weights_bytes,
+        weights_bytes=int(plan.weights_bytes),  # given by hand it is a quantity
         kv_bytes_per_token=plan.kv_bytes_per_token,
         device_per_replica=_tier(plan.device_per_replica),
         host_per_replica=_tier(plan.host_per_replica) if plan.host_per_replica.bytes else None,

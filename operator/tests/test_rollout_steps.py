@@ -61,6 +61,7 @@ def test_a_revision_that_fails_stops_even_where_more_may_be_down() -> None:
 
 def test_a_hung_pod_is_replaced_before_one_that_serves() -> None:
     assert names(step([pod(0), pod(1, ready=False, started=True), pod(2)], target(3))) == (["p-1"], [])
+    assert names(step([pod(0, "new"), pod(1, ready=False, started=True)], target(2))) == (["p-1"], [])
 
 
 def test_hung_pods_are_replaced_a_few_at_a_time() -> None:

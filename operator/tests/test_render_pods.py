@@ -1,0 +1,233 @@
+"""Pods as they are rendered: what their programs read of them, and what Kubernetes' restricted profile asks."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+
+from prefixpool.settings import parse
+from prefixpool_agent.settings import WorkerSettings
+from prefixpool_operator.observed import Raw
+from prefixpool_router.settings import RouterSettings
+from prefixpool_testing.toy_cluster import ToyCluster, pool
+
+GIB = 1 << 30
+_WORKER, _ROUTER = ("containers", 0), ("initContainers", 0)
+
+
+def template(spec: Raw | None = None) -> Raw:
+    cluster = ToyCluster(pool({"replicas": 2, **(spec or {})}))
+    cluster.reconcile()
+    assert cluster.stateful is not None
+    found: Raw = cluster.stateful["spec"]["template"]["spec"]
+    return found
+
+
+def child(kind: str, name: str, spec: Raw | None = None) -> Raw:
+    cluster = ToyCluster(pool({"replicas": 2, **(spec or {})}))
+    cluster.reconcile()
+    return cluster.children[kind, name]
+
+
+def environment(container: Raw) -> dict[str, str]:
+    return {one["name"]: one.get("value", "p-0") for one in container["env"]}
+
+
+def worker(spec: Raw | None = None) -> WorkerSettings:
+    return parse(
+        WorkerSettings,
+        [],
+        environment(template(spec)["containers"][0]),
+        prefix="PREFIXPOOL_WORKER",
+        parser=argparse.ArgumentParser(),
+    )
+
+
+def router(spec: Raw | None = None) -> RouterSettings:
+    return parse(
+        RouterSettings,
+        [],
+        environment(template(spec)["initContainers"][0]),
+        prefix="PREFIXPOOL_ROUTER",
+        parser=argparse.ArgumentParser(),
+    )
+
+
+FULL: Raw = {
+    "model": {
+        "source": "/models/smollm2", "servedName": "small", "volume": {"claimName": "weights"},
+        "adapters": [{"name": "tuned", "source": "/models/tuned"}],
+        "shape": {
+            "weights": "257Mi", "maxModelLen": 8192, "hiddenSize": 576, "intermediateSize": 1536, "attentionHeads": 9,
+            "vocabularySize": 49152, "kv": [{"kind": "full", "layers": 30, "heads": 3, "valuesPerToken": 128}],
+        },
+    },
+    "engine": {"maxModelLen": 4096, "blockSize": 64, "maxNumSeqs": 8, "startupTimeoutSeconds": 300, "extraArgs": ["--a b"]},
+    "kvCache": {"dtype": "fp8", "host": {"memory": "1Gi"}, "eviction": "arc", "disk": {"size": "2Gi"}},
+    "router": {"policy": "chwbl", "limits": {"maxInflight": 5, "maxBody": "1Mi", "queueTimeoutSeconds": 3}},
+    "auth": {"keysSecret": "clients"},
+    "drain": {"timeoutSeconds": 7},
+}  # fmt: skip
+
+
+def test_the_worker_reads_what_the_spec_says() -> None:
+    found = worker(FULL)
+    assert (found.replica, found.model, found.served_model_name) == ("p-0", "/models/smollm2", "small")
+    assert (found.device, found.max_model_len, found.block_tokens, found.max_num_seqs) == ("cpu", 4096, 64, 8)
+    assert (found.host_kv_bytes, found.disk_kv_bytes, found.disk_kv_shared) == (GIB, 2 * GIB, False)
+    assert (found.kv_eviction, found.kv_cache_dtype) == ("arc", "fp8")
+    assert (found.startup_timeout_s, found.drain_timeout_s, found.log_files) == (300, 7, False)
+    assert found.engine_args == "--enable-lora --lora-modules tuned=/models/tuned '--a b'"
+
+
+def test_the_router_reads_what_the_spec_says() -> None:
+    found = router(FULL)
+    assert (found.kubernetes_service, found.served_models) == ("chat-replicas", ("small", "tuned"))
+    assert (found.policy, found.max_inflight, found.max_body_bytes, found.queue_timeout_s) == ("chwbl", 5, 1 << 20, 3)
+    assert (found.keys_file, found.engine_key_file) == ("/etc/prefixpool/auth/keys", "/etc/prefixpool/keys/engine")
+    assert found.drain_timeout_s == 7
+    assert not found.ready_without_replicas
+
+
+def test_every_variable_of_ours_is_a_setting() -> None:
+    """A misspelt one would be passed over in silence."""
+    spec = template(FULL)
+    for (group, index), prefix, settings in (
+        (_WORKER, "PREFIXPOOL_WORKER_", WorkerSettings),
+        (_ROUTER, "PREFIXPOOL_ROUTER_", RouterSettings),
+    ):
+        names = {name for name in environment(spec[group][index]) if name.startswith("PREFIXPOOL_")}
+        assert names <= {prefix + field.upper() for field in settings.__struct_fields__}
+
+
+def test_on_cpus_the_engine_takes_the_planned_bytes_and_on_gpus_it_measures() -> None:
+    assert worker().kv_cache_bytes == 1450229760
+    gpu = {"accelerator": {"memory": "22Gi"}}
+    assert worker(gpu).kv_cache_bytes == 0
+    assert worker(gpu).device == "cuda"
+
+
+def test_the_sim_takes_planned_blocks() -> None:
+    assert worker({"engine": {"kind": "sim"}}).device_blocks > 1000
+
+
+def test_the_grace_period_covers_both_drains() -> None:
+    assert template(FULL)["terminationGracePeriodSeconds"] == 7 + 10 + 5 + 5 + 7 + 15
+
+
+def test_nothing_runs_as_root_or_writes_to_its_image() -> None:
+    spec = template(FULL)
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in (*spec["containers"], *spec["initContainers"]):
+        rights = container["securityContext"]
+        assert (rights["allowPrivilegeEscalation"], rights["readOnlyRootFilesystem"]) == (False, True)
+        assert rights["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_token_and_the_salt_reach_the_router_only() -> None:
+    spec = template(FULL)
+    mounts = {
+        one["name"]: {mount["name"] for mount in one["volumeMounts"]}
+        for one in (*spec["containers"], *spec["initContainers"])
+    }
+    assert {"token", "keys", "auth"} <= mounts["router"]
+    assert not {"token", "keys", "auth"} & mounts["worker"]
+    engine_key = next(one for one in spec["volumes"] if one["name"] == "engine-key")
+    assert [item["key"] for item in engine_key["secret"]["items"]] == ["engine"]
+    assert not spec["automountServiceAccountToken"]
+    assert not spec["enableServiceLinks"]
+
+
+def test_every_mount_has_a_volume_and_every_path_is_mounted_once() -> None:
+    spec = template(FULL)
+    volumes = [one["name"] for one in spec["volumes"]]
+    assert len(volumes) == len(set(volumes))
+    for container in (*spec["containers"], *spec["initContainers"]):
+        assert {mount["name"] for mount in container["volumeMounts"]} <= set(volumes)
+        paths = [mount["mountPath"] for mount in container["volumeMounts"]]
+        assert len(paths) == len(set(paths))
+
+
+def test_memory_and_shared_memory_are_sized_with_the_host_tier() -> None:
+    gpu = {"accelerator": {"memory": "22Gi"}}
+    small, large = template(gpu), template({**gpu, "kvCache": {"host": {"memory": "10Gi"}}})
+
+    def memory(spec: Raw) -> tuple[int, int]:
+        limits = spec["containers"][0]["resources"]
+        assert limits["requests"]["memory"] == limits["limits"]["memory"]
+        shm = next(one for one in spec["volumes"] if one["name"] == "shm")
+        return int(limits["limits"]["memory"]), int(shm["emptyDir"]["sizeLimit"])
+
+    assert [after - before for before, after in zip(memory(small), memory(large), strict=True)] == [12 * GIB, 12 * GIB]
+    assert large["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in large["tolerations"]
+
+
+@pytest.mark.parametrize(
+    ("given", "request_", "limit"),
+    [
+        ({"limits": {"memory": "2Gi"}}, "2Gi", "2Gi"),
+        ({"requests": {"memory": "1Gi"}}, "1Gi", "1Gi"),
+        ({"requests": {"memory": "1Gi"}, "limits": {"memory": "3Gi"}}, "1Gi", "3Gi"),
+    ],
+)
+def test_what_a_person_gives_wins(given: Raw, request_: str, limit: str) -> None:
+    found = template({"engine": {"resources": given}})["containers"][0]["resources"]
+    assert (found["requests"]["memory"], found["limits"]["memory"]) == (request_, limit)
+
+
+def test_disks() -> None:
+    host = {"host": {"memory": "1Gi"}}
+    own = {"kvCache": {**host, "disk": {"size": "20Gi", "storageClassName": "fast"}}}
+    claims = child("StatefulSet", "chat", own)["spec"]["volumeClaimTemplates"]
+    assert claims[0]["spec"]["resources"]["requests"]["storage"] == str(22 * GIB)  # room for the file system, and some spare
+    assert worker(own).disk_kv_dir == "/var/lib/prefixpool/disk"
+    shared = template({"kvCache": {**host, "disk": {"size": "20Gi", "sharedClaimName": "all"}}})
+    assert {"name": "disk", "persistentVolumeClaim": {"claimName": "all"}} in shared["volumes"]
+    local = template({"kvCache": {**host, "disk": {"size": "20Gi"}}})
+    assert {"name": "disk", "emptyDir": {"sizeLimit": str(22 * GIB)}} in local["volumes"]
+    assert int(local["containers"][0]["resources"]["requests"]["ephemeral-storage"]) > 22 * GIB
+
+
+def test_variables_of_the_spec_win_over_ours_and_come_from_secrets() -> None:
+    env = [
+        {"name": "HOME", "value": "/tmp/else"},
+        {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "mine", "key": "k"}}},
+    ]
+    found = template({"engine": {"env": env}, "model": {"source": "a/smollm2-135m", "tokenSecret": "hub"}})["containers"][0][
+        "env"
+    ]
+    by_name: dict[str, Any] = {one["name"]: one for one in found}
+    assert len(by_name) == len(found)
+    assert by_name["HOME"]["value"] == "/tmp/else"
+    assert by_name["KEY"]["valueFrom"]["secretKeyRef"] == {"name": "mine", "key": "k"}
+    assert by_name["HF_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "hub", "key": "token"}
+
+
+def test_routers_of_their_own() -> None:
+    spec = {"router": {"mode": "Deployment", "replicas": 3}, "replicas": 0}
+    deployment = child("Deployment", "chat-router", spec)["spec"]
+    assert deployment["replicas"] == 3
+    container = deployment["template"]["spec"]["containers"][0]
+    assert environment(container)["PREFIXPOOL_ROUTER_READY_WITHOUT_REPLICAS"] == "true"
+    assert "restartPolicy" not in container
+    assert "initContainers" not in template(spec)
+    assert template(spec)["terminationGracePeriodSeconds"] == 60 + 10 + 5 + 15
+    assert child("Service", "chat", spec)["spec"]["selector"]["app.kubernetes.io/component"] == "router"
+
+
+def test_children_belong_to_the_pool_and_bear_its_labels() -> None:
+    cluster = ToyCluster(pool({"replicas": 1}))
+    cluster.reconcile()
+    kinds = {kind for kind, _ in cluster.children}
+    assert kinds == {
+        "StatefulSet", "Service", "PodDisruptionBudget", "ConfigMap", "ServiceAccount", "Role", "RoleBinding",
+        "NetworkPolicy", "Secret",
+    }  # fmt: skip
+    for obj in cluster.children.values():
+        meta = obj["metadata"]
+        assert meta["labels"]["prefixpool.dev/pool"] == "chat"
+        assert [(ref["uid"], ref["controller"]) for ref in meta["ownerReferences"]] == [("pool-uid", True)]
