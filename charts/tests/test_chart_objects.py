@@ -126,16 +126,21 @@ def test_flags_say_what_the_values_say() -> None:
 @pytest.mark.parametrize(
     ("image", "registry", "reference"),
     [
-        ({}, "", "prefixpool/router:0.1.0"),
-        ({"tag": "1.2"}, "", "prefixpool/router:1.2"),
-        ({"tag": "1.2", "digest": f"sha256:{'a' * 64}"}, "", f"prefixpool/router@sha256:{'a' * 64}"),
-        ({"repository": "mine/router"}, "registry.example:5000", "registry.example:5000/mine/router:0.1.0"),
+        ({}, "", "prefixpool/worker:0.1.0"),
+        ({"tag": "1.2"}, "", "prefixpool/worker:1.2"),
+        ({"tag": "1.2", "digest": f"sha256:{'a' * 64}"}, "", f"prefixpool/worker@sha256:{'a' * 64}"),
+        ({"repository": "mine/worker"}, "registry.example:5000", "registry.example:5000/mine/worker:0.1.0"),
     ],
 )
 def test_references_of_images(image: Raw, registry: str, reference: str) -> None:
-    found = operator_settings({"router": {"image": image}, "global": {"imageRegistry": registry}})
-    assert found.router_image == reference
-    assert found.worker_image.endswith("prefixpool/worker:0.1.0")
+    assert operator_settings({"worker": {"image": image}, "global": {"imageRegistry": registry}}).worker_image == reference
+
+
+def test_routers_run_the_operators_image_or_one_of_their_own() -> None:
+    assert (
+        operator_settings({"image": {"tag": "1.2"}}).router_image == pod({"image": {"tag": "1.2"}})["containers"][0]["image"]
+    )
+    assert operator_settings({"router": {"image": {"repository": "mine/router"}}}).router_image == "mine/router:0.1.0"
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ def test_other_charts_may_have_global_values() -> None:
         {"replicas": "2"},
         {"image": {"digest": "sha256:abc"}},
         {"image": {"pullPolicy": "always"}},
+        {"router": {"image": {"tag": "1.2"}}},
+        {"router": {"image": {"repository": "mine/router", "pullPolicy": "Always"}}},
         {"global": {"imagePullSecrets": ["mirror"]}},
         {"watch": {"namespaces": "team-a"}},
         {"watch": {"namespaces": ["Team_A"]}},
