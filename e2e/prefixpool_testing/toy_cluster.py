@@ -62,6 +62,7 @@ class ToyCluster:
         self.nodes = nodes
         self.settings = settings
         self.now_s = NOW
+        self._applied: dict[Key, Raw] = {}
         self._uids = 0
 
     # The operator
@@ -112,7 +113,8 @@ class ToyCluster:
 
     def _apply(self, obj: Raw) -> None:
         before = self.children.get(key_of(obj))
-        after = _merged(before, obj) if before else copy.deepcopy(obj)
+        after = _merged(before, self._applied.get(key_of(obj)), obj)
+        self._applied[key_of(obj)] = copy.deepcopy(obj)
         meta = after["metadata"]
         meta.setdefault("uid", self._uid())
         changed = before is None or before.get("spec") != after.get("spec")
@@ -270,16 +272,10 @@ class ToyCluster:
         }
 
 
-def _merged(before: Raw, ours: Raw) -> Raw:
-    """As server-side apply: our fields as we say, annotations of ours that are left out go, what is others' stays."""
-    after: Raw = _overlaid(before, ours)
-    kept = (before["metadata"].get("annotations") or {}).items()
-    others = {name: value for name, value in kept if not name.startswith("prefixpool.dev/")}
-    after["metadata"]["annotations"] = {**others, **ours["metadata"].get("annotations", {})}
-    return after
-
-
-def _overlaid(before: Any, ours: Any) -> Any:
-    if isinstance(before, dict) and isinstance(ours, dict):
-        return {**before, **{name: _overlaid(before.get(name), value) for name, value in ours.items()}}
-    return copy.deepcopy(ours)
+def _merged(before: Any, last: Any, ours: Any) -> Any:
+    """As server-side apply: our fields as we say, those we set `last` and leave out now go, others' stay. Lists are whole."""
+    if not (isinstance(before, dict) and isinstance(ours, dict)):
+        return copy.deepcopy(ours)
+    mine = last if isinstance(last, dict) else {}
+    kept = {name: value for name, value in before.items() if name in ours or name not in mine}
+    return {**kept, **{name: _merged(before.get(name), mine.get(name), value) for name, value in ours.items()}}
