@@ -270,6 +270,27 @@ async def test_killed_engine_is_unknown_at_once_and_known_again_under_a_new_epoc
     await eventually(lambda: router.predict(body) > 0)
 
 
+async def test_drain_command_lets_the_stream_end_and_leaves_the_engine_to_sigterm(
+    http: aiohttp.ClientSession, replica: Replica, router: Router
+) -> None:
+    await eventually(lambda: router.load is not None and router.load.inflight == 0)
+    running = asyncio.create_task(ask(http, replica, chat("drained", max_tokens=200)))
+    await eventually(lambda: router.load is not None and router.load.inflight == 1)
+    env = {**os.environ, "PREFIXPOOL_WORKER_ENGINE_KEY_FILE": str(replica.run_dir.parent / "key")}
+    command = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "prefixpool_agent.worker", "drain", "--agent-port", str(replica.agent_port)), env=env
+    )
+    assert await command.wait() == 0
+    await eventually(running.done, 1)  # it waited for it
+    assert running.result()["choices"][0]["finish_reason"] in ("stop", "length")
+    assert router.status is not None
+    assert router.status.state is wire.State.FENCED
+    assert replica.state.engine.phase == "running"
+    async with http.delete(replica.agent + "/drain") as answer:
+        assert answer.status == 200
+    await eventually(lambda: router.status is not None and router.status.state is wire.State.READY)
+
+
 async def test_drain_lets_the_stream_end_refuses_new_ones_and_stops_the_engine(
     http: aiohttp.ClientSession, replica: Replica, router: Router
 ) -> None:
