@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import helm_python
@@ -55,10 +57,18 @@ def server() -> Iterator[ApiServer]:
 
 @pytest.fixture
 def release(server: ApiServer) -> Iterator[Release]:
-    with helm_python.Config(kubeconfig_path=server.kubeconfig, namespace=chart.NAMESPACE) as config:
-        found = Release(config)
+    with releases(server.kubeconfig, chart.NAMESPACE) as found:
         yield found
-        found.uninstall()
+
+
+@contextmanager
+def releases(kubeconfig: Path, namespace: str) -> Iterator[Release]:
+    with helm_python.Config(kubeconfig_path=kubeconfig, namespace=namespace) as config:
+        found = Release(config)
+        try:
+            yield found
+        finally:
+            found.uninstall()
 
 
 def uid(api: ApiServer, name: str, namespace: str = "default") -> str:
@@ -143,3 +153,19 @@ def test_the_operator_gives_routers_no_right_that_it_lacks(
     said = server.kubectl(*role, "--as", ACCOUNT, check=False)
     assert ("created" in said) == allowed
     assert ("attempting to grant RBAC permissions not currently held" in said) != allowed
+
+
+def test_a_team_installs_with_no_rights_beyond_its_namespaces(server: ApiServer) -> None:
+    """The two commands of docs/install.md: an administrator's, and that of a team's admin."""
+    prepared = chart.objects({**chart.CI["namespaced"], "crds": {"enabled": True}}, namespace="team-a")
+    server.apply(*(obj for obj in prepared if "rbac" in obj["apiVersion"] or obj["kind"] == "CustomResourceDefinition"))
+    server.kubectl("create", "serviceaccount", "team", "-n", "team-a")
+    for namespace in chart.CI["namespaced"]["watch"]["namespaces"]:
+        server.kubectl(
+            "create", "rolebinding", "team", "--clusterrole=admin", "--serviceaccount=team-a:team", "-n", namespace
+        )
+    with releases(server.kubeconfig_of("team", "team-a"), "team-a") as release:
+        release.install({**chart.CI["namespaced"], "rbac": {"create": False}})
+        who = ("--as", "system:serviceaccount:team-a:prefixpool-operator")
+        assert server.kubectl("auth", "can-i", "patch", POOLS, "-n", "team-a-staging", *who).split() == ["yes"]
+        assert server.kubectl("auth", "can-i", "create", POOLS, "-n", "team-a", "--as", "system:serviceaccount:team-a:team")

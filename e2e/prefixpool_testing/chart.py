@@ -19,16 +19,17 @@ CI: Final[Mapping[str, Raw]] = {
 }
 
 
-def files(values: Raw | None = None, *, release: str = RELEASE) -> Mapping[str, str]:
+def files(values: Raw | None = None, *, release: str = RELEASE, namespace: str = NAMESPACE) -> Mapping[str, str]:
     """Text by template. Raises HelmError, HelmValuesError for values that the schema refuses."""
     with helm_python.Chart.load(FOLDER) as chart:
-        return chart.render(values or {}, name=release, namespace=NAMESPACE)
+        return chart.render(values or {}, name=release, namespace=namespace)
 
 
-def objects(values: Raw | None = None, *, release: str = RELEASE) -> list[Raw]:
+def objects(values: Raw | None = None, *, release: str = RELEASE, namespace: str = NAMESPACE) -> list[Raw]:
     """All that `helm install` would send, the test's pod included."""
-    rendered = (text for name, text in files(values, release=release).items() if name.endswith(".yaml"))
-    return [found for text in rendered for found in yaml.load_all(text, yaml.CSafeLoader) if found]
+    rendered = files(values, release=release, namespace=namespace)
+    manifests = (text for name, text in rendered.items() if name.endswith(".yaml"))
+    return [found for text in manifests for found in yaml.load_all(text, yaml.CSafeLoader) if found]
 
 
 def complaints(values: Raw) -> list[str]:
