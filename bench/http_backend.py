@@ -1,6 +1,7 @@
 """A cheap OpenAI-shaped backend on several ports, so that a router benchmark measures the router: argv = ports.
 
-It reads a request, looks for `"stream":true` in the body, and answers with a fixed document or eight server-sent chunks.
+It reads a request, looks for `"stream":true` in the body, and answers with a document or eight server-sent chunks. Of four
+bytes it says that they were a token.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final, cast
 
 import uvloop
 
-_USAGE: Final = b'"usage":{"prompt_tokens":1000,"completion_tokens":8,"total_tokens":1008}'
+_USAGE: Final = b'"usage":{"prompt_tokens":%d,"completion_tokens":8}'
 _ANSWER: Final = (
     b'{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"bench","choices":[{"index":0,"message":'
     b'{"role":"assistant","content":"Paris is the capital."},"finish_reason":"stop"}],' + _USAGE + b"}"
@@ -74,18 +75,18 @@ class Backend(asyncio.Protocol):
         if request.startswith(b"POST"):
             tail = request[-200:].replace(b" ", b"")
             if b'"stream":true' in tail or b'"stream":true' in request[:1000].replace(b" ", b""):
-                self._stream()
+                self._stream(len(request) // 4)
             else:
-                self._write(_document(_ANSWER))
+                self._write(_document(_ANSWER % (len(request) // 4)))
             return
         path = request.split(b" ", 2)[1]
         self._write(_document(_MODELS if b"models" in path else _INFO))
 
-    def _stream(self) -> None:
+    def _stream(self, tokens: int) -> None:
         self._write(_STREAM_HEAD)
         for _ in range(8):
             self._write(_chunked(_CHUNK))
-        self._write(_chunked(_LAST) + b"0\r\n\r\n")
+        self._write(_chunked(_LAST % tokens) + b"0\r\n\r\n")
 
 
 def _content_length(head: bytes) -> int:
