@@ -140,6 +140,13 @@ class Costs(msgspec.Struct, frozen=True, tag="costs", kw_only=True, omit_default
     decode_step_s_per_sequence: float = 0.0
     output_tokens: float = 0.0  # mean length of an answer
     samples: int = 0
+    host_s_per_token: float = 0.0  # bringing a token back from host memory; 0 = never done yet
+    disk_s_per_token: float = 0.0  # from disk, the way through host memory included
+
+    @property
+    def load_s_per_token(self) -> float:
+        """From the farthest tier that was ever read."""
+        return self.disk_s_per_token or self.host_s_per_token
 
 
 class Status(msgspec.Struct, frozen=True, tag="status", kw_only=True, omit_defaults=True):

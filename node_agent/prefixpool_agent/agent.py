@@ -8,6 +8,8 @@ import time
 from importlib.metadata import version
 from typing import Final
 
+import msgspec
+
 from prefixpool import names, wire
 from prefixpool_agent import saved_map
 from prefixpool_agent.attachment import Attachment, GateView, Parts
@@ -148,11 +150,15 @@ class Agent:
         )
         return judge_mode(evidence, time.monotonic())
 
+    def _costs(self) -> wire.Costs:
+        host_s, disk_s = self._load.load_s_per_token()
+        return msgspec.structs.replace(self._parts.follower.costs, host_s_per_token=host_s, disk_s_per_token=disk_s)
+
     def load(self) -> wire.Load:
         """As routers see it. Cheap: read every 50 ms."""
         facts = self._attachment.facts if self._attachment is not None else None
         residency = self._parts.follower.residency
-        used = residency.blocks if residency is not None else 0
+        used = residency.device_blocks if residency is not None else 0
         return wire.Load(
             inflight=self._gate.inflight,
             running=self._load.running,
@@ -168,7 +174,7 @@ class Agent:
         """State, costs and the saved map, until cancelled."""
         while True:
             self._tell_state()
-            costs = self._parts.follower.costs
+            costs = self._costs()
             if costs != self._publisher.costs:
                 self._publisher.tell(costs)
             await self._save()
@@ -277,7 +283,7 @@ class Agent:
             host_bytes=self._settings.host_kv_bytes,
             disk_bytes=self._settings.disk_kv_bytes,
             boundaries=residency.boundaries if residency is not None else 0,
-            resident_blocks=residency.resident_blocks() if residency is not None else 0,
+            resident_blocks=residency.resident_blocks().total() if residency is not None else 0,
             inflight=self._gate.inflight,
             running=self._load.running,
             waiting=self._load.waiting,
@@ -285,7 +291,7 @@ class Agent:
             engine_pid=(process.pid or 0) if running else 0,
             uptime_s=max(0.0, time.time() - process.started_ns / 1e9) if running else 0.0,
             template=self._parts.text.template,
-            costs=self._parts.follower.costs,
+            costs=self._costs(),
             drain=self.drain.status(),
         )
 
@@ -294,11 +300,16 @@ class Agent:
         self._metrics.engine_restarts.set(self._process.restarts)
         self._metrics.inflight.set(self._gate.inflight)
         self._metrics.gates.set(self._parts.notes.gates)
-        costs = self._parts.follower.costs
+        costs = self._costs()
         self._metrics.prefill_seconds.set(costs.prefill_s_per_token)
         self._metrics.decode_seconds.set(costs.decode_step_s)
+        self._metrics.load_seconds.labels("host").set(costs.host_s_per_token)
+        self._metrics.load_seconds.labels("disk").set(costs.disk_s_per_token)
         if (residency := self._parts.follower.residency) is not None:
             self._metrics.boundaries.set(residency.boundaries)
             self._metrics.blocks.set(residency.blocks)
+            resident = residency.resident_blocks()
+            for tier in (wire.Tier.DEVICE, wire.Tier.HOST, wire.Tier.DISK):
+                self._metrics.tier_blocks.labels(tier.name.lower()).set(resident[tier])
             self._metrics.sessions.set(residency.sessions)
             self._metrics.ignored_by_reason(residency.counts)

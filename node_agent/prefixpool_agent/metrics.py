@@ -29,6 +29,7 @@ class AgentMetrics:
         # Residency
         self.boundaries = gauge("boundaries", "Boundaries that the agent knows, resident or not")
         self.blocks = gauge("blocks", "Blocks that the agent knows, resident or leading to one that is")
+        self.tier_blocks = gauge("tier_blocks", "Blocks that a request could reuse, by the tier that serves them", "tier")
         self.sessions = gauge("open_requests", "Requests whose boundaries are not placed for good")
         self.ignored = counter("residency_ignored", "Events, notes and boundaries that were ignored or dropped", "reason")
         self.flush_seconds = histogram(
@@ -73,6 +74,7 @@ class AgentMetrics:
         self.drain_phase = gauge("drain_phase", "1 for the present phase of a drain", "phase")
         self.prefill_seconds = gauge("prefill_token_seconds", "Measured seconds per uncached token of prefill")
         self.decode_seconds = gauge("decode_step_seconds", "Measured seconds of one decode step")
+        self.load_seconds = gauge("load_token_seconds", "Measured seconds to bring a token back from a tier", "tier")
         self._ignored: dict[str, int] = {}
         _one_of(self.state, State, State.STARTING)
         _one_of(self.mode, Mode, Mode.NONE)

@@ -157,7 +157,7 @@ def test_cache_reset_that_the_events_do_not_show_yet_empties_the_picture(rig: Ri
     rig.follower.flush()
     begin, end = rig.drain()
     assert (type(begin), type(end)) == (wire.SnapshotBegin, wire.SnapshotEnd)
-    assert rig.residency.resident_blocks() == 0
+    assert rig.residency.resident_blocks().total() == 0
 
 
 def test_old_cache_reset_from_the_ring_does_not_empty_what_came_after_it(rig: Rig) -> None:
@@ -167,7 +167,7 @@ def test_old_cache_reset_from_the_ring_does_not_empty_what_came_after_it(rig: Ri
     rig.store("a")
     rig.finish("a", cached=0)
     rig.follower.cache_reset(note.CacheReset(at_s=reset_at))
-    assert rig.residency.resident_blocks() > 0
+    assert rig.residency.resident_blocks().total() > 0
 
 
 def test_lost_events_start_a_new_picture_and_ask_for_reports(rig: Rig) -> None:

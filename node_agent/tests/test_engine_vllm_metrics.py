@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from prefixpool_agent.engines.metrics import CacheConfig, EngineLoad, parse_load
 
 SAMPLE = """\
@@ -15,6 +17,11 @@ vllm:num_preemptions_total{engine="0",model_name="smol"} 1.0
 vllm:num_preemptions_created{engine="0",model_name="smol"} 1.79e+09
 vllm:prompt_tokens_total{engine="0",model_name="smol"} 1.2345678e+07
 vllm:prompt_tokens_cached_total{engine="0",model_name="smol"} 99.0
+vllm:prompt_tokens_cached_by_source_total{engine="0",model_name="smol",source="device"} 1000.0
+vllm:prompt_tokens_cached_by_source_total{engine="0",model_name="smol",source="host"} 300.0
+vllm:prompt_tokens_cached_by_source_total{engine="0",model_name="smol",source="disk"} 100.0
+vllm:kv_offload_load_time_total{engine="0",model_name="smol"} 0.4
+vllm:kv_offload_tiering_read_time_total{engine="0",model_name="smol",tier="1:DiskTier"} 0.5
 vllm:cache_config_info{_block_size_resolved="True",block_size="32",engine="0",num_gpu_blocks="321",x_num_gpu_blocks="7"} 1.0
 """
 
@@ -27,6 +34,10 @@ def test_vllms_text_is_read() -> None:
         preemptions=1,
         prompt_tokens=12_345_678,
         cached_tokens=99,
+        host_tokens=300,
+        disk_tokens=100,
+        load_s=0.4,
+        read_s=0.5,
         cache=CacheConfig(block_tokens=32, blocks=321),
     )
 
@@ -57,3 +68,10 @@ def test_nonsense_counts_as_nothing() -> None:
     assert parse_load(text) == EngineLoad()
     assert parse_load("") == EngineLoad()
     assert parse_load('vllm:cache_config_info{block_size="None",num_gpu_blocks="None"} 1.0').cache is None
+
+
+def test_bringing_a_token_back_costs_what_it_took() -> None:
+    host_s, disk_s = parse_load(SAMPLE).load_s_per_token()
+    assert host_s == pytest.approx(0.001)
+    assert disk_s == pytest.approx(0.006), "through host memory"
+    assert EngineLoad().load_s_per_token() == (0.0, 0.0)

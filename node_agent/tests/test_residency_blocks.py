@@ -256,6 +256,6 @@ def test_other_kv_groups_of_a_hybrid_model_change_nothing() -> None:
     residency.event(stored([1, 2], group_idx=2, kv_cache_spec_kind="full_attention"))
     residency.event(removed([1, 2], group_idx=1))
     residency.event(removed([2], group_idx=2))
-    assert residency.resident_blocks() == 2
+    assert residency.resident_blocks().total() == 2
     residency.event(removed([2], group_idx=0))
-    assert residency.resident_blocks() == 1
+    assert residency.resident_blocks().total() == 1

@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 
 _LABEL: Final = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 
+_BY_SOURCE: Final = "vllm:prompt_tokens_cached_by_source_total"
+
 
 class CacheConfig(NamedTuple):
     """`vllm:cache_config_info`. `blocks` includes the null block, which holds nothing."""
@@ -32,7 +34,17 @@ class EngineLoad(NamedTuple):
     preemptions: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    host_tokens: int = 0  # prompt tokens brought back from host memory
+    disk_tokens: int = 0  # and from disk, which goes through host memory
+    load_s: float = 0.0  # of copies from host memory to the device
+    read_s: float = 0.0  # of reads from disk to host memory
     cache: CacheConfig | None = None  # None: the engine does not say (yet)
+
+    def load_s_per_token(self) -> tuple[float, float]:
+        """From host memory, from disk; 0: never done."""
+        loaded = self.host_tokens + self.disk_tokens
+        host_s = self.load_s / loaded if loaded else 0.0
+        return host_s, self.read_s / self.disk_tokens + host_s if self.disk_tokens else 0.0
 
 
 def parse_load(text: str) -> EngineLoad:
@@ -44,6 +56,10 @@ def parse_load(text: str) -> EngineLoad:
         preemptions=int(sum(_values(text, "vllm:num_preemptions_total"))),
         prompt_tokens=int(sum(_values(text, "vllm:prompt_tokens_total"))),
         cached_tokens=int(sum(_values(text, "vllm:prompt_tokens_cached_total"))),
+        host_tokens=int(sum(_values(text, _BY_SOURCE, 'source="host"'))),
+        disk_tokens=int(sum(_values(text, _BY_SOURCE, 'source="disk"'))),
+        load_s=sum(_values(text, "vllm:kv_offload_load_time_total")),
+        read_s=sum(_values(text, "vllm:kv_offload_tiering_read_time_total")),
         cache=_cache_config(text),
     )
 
@@ -57,8 +73,10 @@ def _cache_config(text: str) -> CacheConfig | None:
     return None
 
 
-def _values(text: str, metric: str) -> Iterator[float]:
+def _values(text: str, metric: str, label: str = "") -> Iterator[float]:
     for line in _lines(text, metric):
+        if label not in line:
+            continue
         try:
             value = float(line.rpartition(" ")[2])
         except ValueError:

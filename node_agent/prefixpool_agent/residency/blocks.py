@@ -97,15 +97,18 @@ class BlockTrie:
         self._watcher = watcher
         self._counts = counts
         self._blocks: dict[int, Block] = {}
+        self.on_device = 0  # blocks with a copy there
         self._suspected: Counter[Block] = Counter()  # copies on the device that may exist
         self._spent: Counter[Block] = Counter()  # of these, removed already: one of them was real, not known which
 
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def resident(self) -> int:
-        """Blocks that a request could reuse now; walks all."""
-        return sum(block.level is not Tier.ABSENT for block in self._blocks.values())
+    def resident(self) -> Counter[Tier]:
+        """Blocks that a request could reuse now, by the tier that serves them; walks all."""
+        levels = Counter(block.level for block in self._blocks.values())
+        del levels[Tier.ABSENT]
+        return levels
 
     def alive(self, block: Block) -> bool:
         """Still part of the trie; the root is."""
@@ -154,6 +157,7 @@ class BlockTrie:
     def add_copies(self, blocks: Sequence[Block]) -> None:
         """One physical copy more on the device, of each of these."""
         for block in blocks:
+            self.on_device += not block.device
             block.device += 1
             self._relevel(block)
 
@@ -195,6 +199,7 @@ class BlockTrie:
                 continue
             if tier is Tier.DEVICE:
                 block.device -= 1
+                self.on_device -= not block.device
             elif tier is Tier.HOST:
                 block.host = False
             else:
@@ -206,6 +211,7 @@ class BlockTrie:
         """The device tier is empty; `external`: lower tiers, too."""
         self._suspected.clear()
         self._spent.clear()
+        self.on_device = 0
         for block in self._blocks.values():
             block.device = 0
             if external:
@@ -220,6 +226,7 @@ class BlockTrie:
         for block in self._blocks.values():
             self._watcher.dropped(block)
         self._blocks.clear()
+        self.on_device = 0
         self._suspected.clear()
         self._spent.clear()
         self.root.first = None
@@ -272,6 +279,7 @@ class BlockTrie:
 
     def _own(self, block: Block, tier: Tier) -> None:
         if tier is Tier.DEVICE:
+            self.on_device += not block.device
             block.device = block.device or 1
         elif tier is Tier.HOST:
             block.host = True
@@ -300,6 +308,7 @@ class BlockTrie:
     def _drop(self, block: Block) -> None:
         self._watcher.dropped(block)
         del self._blocks[block.hash]
+        self.on_device -= block.device > 0
         self._suspected.pop(block, None)
         self._spent.pop(block, None)
         if block.next:

@@ -76,8 +76,13 @@ class Residency:
         """Requests not finished with."""
         return len(self._sessions)
 
-    def resident_blocks(self) -> int:
-        """Blocks that a request could reuse now; walks all of them."""
+    @property
+    def device_blocks(self) -> int:
+        """Blocks with a copy on the device."""
+        return self._trie.on_device
+
+    def resident_blocks(self) -> Counter[Tier]:
+        """Blocks that a request could reuse now, by the tier that serves them; walks all of them."""
         return self._trie.resident()
 
     # -- the engine's events ------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ AGES: Final = 40  # powers of two
 FADING: Final = 0.98  # of what was learned, at each new learning
 PRIOR: Final = 30.0  # so many imagined events say "least recently used"
 MOST_RECENT: Final = 2.0  # a chunk used a moment ago goes only if it is worth half of the others: estimates are rough
+DEARER: Final = 1.4  # weight of twice the cost: chances are estimates, and wrong ones are the dearest where costs are high
 _PER_S: Final = 8  # ages are counted in eighths of a second
 _LEVELS: Final = 6  # classes of cost: powers of two of the cheapest
 _EVEN_TOKENS: Final = 16_384  # where attention to what is before takes as long as all else; of that order for most models
@@ -97,7 +98,7 @@ class Ranking:
         self._children: dict[bytes, int] = {}  # key -> resident chunks behind it, whether it is resident or not
         self._ghosts: OrderedDict[bytes, tuple[int, float, float]] = OrderedDict()  # uses, last use, eviction
         self._heaps = [
-            (_Heap(sign, self._chunks), (1 if sign > 0 else MOST_RECENT) * (1 << level))
+            (_Heap(sign, self._chunks), (1 if sign > 0 else MOST_RECENT) * DEARER**level)
             for sign in (1, -1)
             for _ in range(USES)
             for level in range(_LEVELS)
