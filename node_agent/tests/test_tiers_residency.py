@@ -1,0 +1,176 @@
+"""A replica that starts knows at once what text lies on its disk: chunks' heads, and the map of texts beside them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefixpool.wire import Costs, Tier
+from prefixpool_agent import saved_map
+from prefixpool_agent.disk_folder import DiskBlock, DiskFolder
+from prefixpool_agent.residency import Residency
+from prefixpool_agent.residency.kv_event import block_hash
+from prefixpool_agent.saved_map import SavedMap
+from prefixpool_agent.tiers.disk_store import DiskStore, Limits
+from prefixpool_agent.tiers.trail import Place
+from prefixpool_agent.tiers.worth import recompute
+from prefixpool_testing.residency_rig import CHAT, SIZE, Rig
+
+MODEL = Path(__file__).parent / "data" / "tiny_model"
+SYSTEM = {"role": "system", "content": "You route requests to engines; the prefix of blocks stays where it is cached. " * 3}
+QUESTION = {"model": "m", "messages": [SYSTEM, {"role": "user", "content": "What is cached here, and where? Tell me all."}]}
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig(MODEL)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DiskStore:
+    made = DiskStore(tmp_path, b"m" * 16, Limits(1 << 30, 0, True), recompute)
+    made.open()
+    return made
+
+
+def key(i: int, group: int = 0) -> bytes:
+    return hashlib.sha256(b"%d" % i).digest() + group.to_bytes(4, "big")
+
+
+def known(i: int) -> int:
+    return block_hash(key(i)[:-4])
+
+
+def write(store: DiskStore, *numbers: int) -> None:
+    for n, i in enumerate(numbers):
+        store.write(key(i), Place(key(numbers[n - 1]) if n else b"", SIZE * (n + 1)), b"kv")
+
+
+def saved(residency: Residency) -> SavedMap:
+    return SavedMap(version=saved_map.VERSION, costs=Costs(), residency=residency.save())
+
+
+def chain(rig: Rig, request: dict[str, Any]) -> list[tuple[int, int | None]]:
+    hashes = rig.engine.hashes(rig.render(CHAT, request))
+    return list(zip(hashes, [None, *hashes], strict=False))
+
+
+# -- the folder
+
+
+def test_look_finds_what_came_and_what_went(store: DiskStore) -> None:
+    folder = DiskFolder(store.folder)
+    write(store, 1, 2, 3)
+    seen = folder.look()
+    assert seen.found == [DiskBlock(known(1), None), DiskBlock(known(2), known(1)), DiskBlock(known(3), known(2))]
+    assert not folder.look()
+    store._path(b"m" * 16 + key(2)).unlink()
+    write(store, 1, 2, 3, 4)
+    store._path(b"m" * 16 + key(3)).unlink()
+    seen = folder.look()
+    assert (seen.found, sorted(seen.gone)) == ([DiskBlock(known(4), known(3))], sorted([known(2), known(3)]))
+
+
+def test_chunks_of_other_kv_groups_and_without_a_place_are_left_out(store: DiskStore) -> None:
+    store.write(key(1, group=1), Place(b"", SIZE), b"kv")
+    store.write(key(2), Place(b"", 0), b"kv")
+    assert not DiskFolder(store.folder).look().found
+
+
+def test_maps_of_others_are_read_when_they_change_and_the_own_is_not(store: DiskStore, rig: Rig) -> None:
+    mine, other = DiskFolder(store.folder), DiskFolder(store.folder)
+    mine.save("p-0", saved(rig.residency))
+    assert not mine.look()
+    assert len(other.look().maps) == 1
+    assert not other.look()
+    rig.ask(CHAT, QUESTION)
+    mine.save("p-0", saved(rig.residency))
+    assert other.look().maps == [rig.residency.save()]
+
+
+def test_broken_map_is_none(store: DiskStore) -> None:
+    (store.folder / "maps").mkdir()
+    (store.folder / "maps" / "p-0.map").write_bytes(b"cut sho")
+    assert not DiskFolder(store.folder).look()
+
+
+# -- the picture
+
+
+def test_restarted_replica_knows_what_text_its_disk_holds(rig: Rig) -> None:
+    rig.ask(CHAT, QUESTION)
+    before = rig.predicted(CHAT, QUESTION)
+    assert before > 2 * SIZE
+    saved_text, blocks = rig.residency.save(), chain(rig, QUESTION)
+    rig.residency, rig.picture = rig.fresh(), {}
+    rig.residency.restore(saved_text)
+    rig.residency.on_disk(blocks, [])
+    rig.flush()
+    assert rig.predicted(CHAT, QUESTION) == before
+    assert {tier for tier, _ in rig.picture} == {Tier.DISK}
+    rig.assert_picture_is_snapshot()
+
+
+def test_map_may_come_after_the_chunks(rig: Rig) -> None:
+    rig.ask(CHAT, QUESTION)
+    before, saved_text, blocks = rig.predicted(CHAT, QUESTION), rig.residency.save(), chain(rig, QUESTION)
+    rig.residency, rig.picture = rig.fresh(), {}
+    rig.residency.on_disk(blocks, [])
+    rig.residency.restore(saved_text)
+    rig.flush()
+    assert rig.predicted(CHAT, QUESTION) == before
+
+
+def test_prefix_ends_where_a_chunk_is_missing(rig: Rig) -> None:
+    rig.ask(CHAT, QUESTION)
+    saved_text, blocks = rig.residency.save(), chain(rig, QUESTION)
+    rig.residency, rig.picture = rig.fresh(), {}
+    rig.residency.restore(saved_text)
+    rig.residency.on_disk([*blocks[:2], *blocks[3:]], [])
+    rig.flush()
+    assert rig.predicted(CHAT, QUESTION) <= 2 * SIZE
+    rig.residency.on_disk([blocks[2]], [])
+    rig.residency.on_disk([], [blocks[1][0]])
+    rig.flush()
+    assert rig.predicted(CHAT, QUESTION) <= SIZE
+    rig.assert_picture_is_snapshot()
+
+
+def test_what_the_engine_restores_moves_to_the_device_and_back(rig: Rig) -> None:
+    rig.ask(CHAT, QUESTION)
+    before, saved_text, blocks = rig.predicted(CHAT, QUESTION), rig.residency.save(), chain(rig, QUESTION)
+    events = list(rig.log)
+    rig.residency, rig.picture = rig.fresh(), {}
+    rig.residency.restore(saved_text)
+    rig.residency.on_disk(blocks, [])
+    rig.flush()
+    for event in events:  # loaded from disk, the engine tells its blocks as any others
+        rig.residency.event(event)
+    rig.flush()
+    assert {tier for tier, _ in rig.picture} == {Tier.DEVICE}
+    rig.residency.cleared(external=False)
+    rig.flush()
+    assert {tier for tier, _ in rig.picture} == {Tier.DISK}
+    assert rig.predicted(CHAT, QUESTION) == before
+
+
+def test_request_on_a_path_without_tokens_is_not_placed_wrongly(rig: Rig) -> None:
+    """The engine has told nothing of the first blocks: what is behind them cannot be read as the prompt's beginning."""
+    blocks = chain(rig, QUESTION)
+    rig.residency.on_disk(blocks[:3], [])
+    run = rig.arrive(CHAT, QUESTION)
+    rig.pump()
+    events = [event for event in rig.log if event["type"] == "BlockStored"]
+    rig.residency = rig.fresh()
+    rig.residency.on_disk(blocks[:3], [])
+    rig.residency.arrival(rig.notes[-1], "2026-01-01")  # type: ignore[arg-type]
+    for event in events:
+        hashes, tokens = event["block_hashes"][3:], event["token_ids"][3 * SIZE :]
+        rig.residency.event({**event, "block_hashes": hashes, "parent_block_hash": blocks[2][0], "token_ids": tokens})
+    rig.flush()
+    assert run.id
+    assert rig.picture == {}
+    assert rig.residency.counts["tokens_unknown"] > 0
