@@ -8,6 +8,7 @@ an operator that has just started knows it, too.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any, Final
 
 import msgspec
@@ -111,11 +112,13 @@ def _equal(ours: Any, theirs: Any) -> bool:
     return False
 
 
-def _quantity(value: Any) -> Any:
-    """4 and 4000m, 1Gi and 1073741824 are equal; None for what is no quantity of bytes or thousandths."""
+def _quantity(value: Any) -> Fraction | None:
+    """4 and 4000m, 1Gi and 1073741824 are equal; None for what is no quantity."""
     try:
         text = str(Amount.parse(value))
-        return Bytes.parse(text[:-1]) / 1000 if text.endswith("m") else float(Bytes.parse(text))
+        if text.endswith("m"):
+            return Fraction(text[:-1]) / 1000
+        return Fraction(text) if text[-1].isdigit() else Fraction(Bytes.parse(text))
     except ValueError:
         return None
 

@@ -1,0 +1,208 @@
+"""Degraded: a person reads what is wrong and what to do, and a program one reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from prefixpool.wire import Mode, State
+from prefixpool_operator.observed import Node, Raw
+from prefixpool_operator.pod import seconds
+from prefixpool_operator.troubles import OOM_TOLD_S, STUCK_S
+from prefixpool_testing.toy_cluster import NOW, STAMP, ToyCluster, info, pool
+
+
+def settled(replicas: int = 2) -> ToyCluster:
+    cluster = ToyCluster(pool({"replicas": replicas}), nodes=(Node(name="node-1", ready=True),))
+    cluster.run()
+    return cluster
+
+
+def unschedulable(message: str) -> Callable[[ToyCluster], None]:
+    def make(cluster: ToyCluster) -> None:
+        scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        cluster.pods["chat-0"]["status"] = {"phase": "Pending", "conditions": [scheduled]}
+
+    return make
+
+
+def crash(**ended: object) -> Callable[[ToyCluster], None]:
+    return lambda cluster: cluster.crash("chat-0", **ended)
+
+
+def waiting(reason: str, message: str) -> Callable[[ToyCluster], None]:
+    def make(cluster: ToyCluster) -> None:
+        cluster.set_ready("chat-0", ready=False)
+        cluster.wait_for("chat-0", reason, message)
+
+    return make
+
+
+def told(**of_info: object) -> Callable[[ToyCluster], None]:
+    def make(cluster: ToyCluster) -> None:
+        cluster.set_ready("chat-0", ready=of_info.pop("ready", False) is True)
+        cluster.infos["chat-0"] = info("chat-0", **of_info)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("happens", "reason", "words"),
+    [
+        (
+            unschedulable("0/5 nodes are available: 5 Insufficient nvidia.com/gpu."),
+            "Unschedulable",
+            ("chat-0: no node takes it: 0/5 nodes are available: 5 Insufficient nvidia.com/gpu.",),
+        ),
+        (unschedulable('persistentvolumeclaim "w" not found'), "ClaimPending", ('persistentvolumeclaim "w" not found',)),
+        (
+            crash(message="Traceback\nValueError: No available memory for the cache blocks\n"),
+            "CrashLooping",
+            ("worker does not stay up: ValueError: No available memory for the cache blocks (exit code 1)",),
+        ),
+        (crash(exitCode=139), "CrashLooping", ("exit code 139", "kubectl logs --previous -c worker")),
+        (crash(container="router", exitCode=2), "CrashLooping", ("router does not stay up",)),
+        (
+            crash(reason="OOMKilled", exitCode=137),
+            "OutOfMemory",
+            ("limit of 4294967296", "raise spec.engine.resources.limits.memory", "kvCache.host.memory"),
+        ),
+        (
+            waiting("ImagePullBackOff", 'Back-off pulling image "x": ErrImagePull: 401 Unauthorized'),
+            "ImageUnavailable",
+            ("image registry.local/worker:1 cannot be had: 401 Unauthorized",),
+        ),
+        (waiting("CreateContainerConfigError", 'secret "hub" not found'), "SecretMissing", ('secret "hub" not found',)),
+        (
+            told(state=State.FAILED, reason="5 starts in a row ended: CUDA out of memory"),
+            "CrashLooping",
+            ("the engine was given up: 5 starts in a row ended: CUDA out of memory",),
+        ),
+        (
+            told(state=State.STARTING, restarts=3, reason="killed by signal 9"),
+            "CrashLooping",
+            ("the engine does not stay up: killed by signal 9",),
+        ),
+        (told(mode=Mode.APPROXIMATE, reason="no KV events", ready=True), "Approximate", ("no KV events",)),
+    ],
+)
+def test_trouble(happens: Callable[[ToyCluster], None], reason: str, words: tuple[str, ...]) -> None:
+    cluster = settled()
+    happens(cluster)
+    found = cluster.reconcile()
+    assert cluster.said()["Degraded"] == f"True {reason}"
+    assert all(word in cluster.condition("Degraded")["message"] for word in words), cluster.condition("Degraded")["message"]
+    assert [one.reason for one in found.events if one.reason == reason] == [reason]
+    assert not cluster.plan().status_changed
+    assert cluster.plan().events == ()
+    cluster.infos.clear()
+    cluster.set_ready("chat-0")
+    cluster.reconcile()
+    assert cluster.said()["Degraded"] == "False Healthy"
+
+
+def test_pods_with_the_same_trouble_are_told_together() -> None:
+    cluster = settled(9)
+    for name in cluster.pods:
+        cluster.crash(name, exitCode=1)
+    cluster.reconcile()
+    message = cluster.condition("Degraded")["message"]
+    assert message.startswith("chat-0, chat-1, chat-2, chat-3, chat-4 and 4 more: worker")
+    assert "\n" not in message
+
+
+def test_a_restart_count_that_grows_changes_no_status() -> None:
+    cluster = settled()
+    cluster.crash("chat-0")
+    cluster.reconcile()
+    cluster.pods["chat-0"]["status"]["containerStatuses"][0]["restartCount"] = 77
+    assert not cluster.plan().status_changed
+
+
+def test_an_out_of_memory_kill_is_told_for_a_while_after_recovery() -> None:
+    cluster = settled()
+    ended = {"terminated": {"reason": "OOMKilled", "exitCode": 137, "finishedAt": STAMP}}
+    cluster.pods["chat-0"]["status"]["containerStatuses"][0]["lastState"] = ended
+    found = cluster.reconcile()
+    assert cluster.said()["Degraded"] == "True OutOfMemory"
+    assert found.wake_after_s == OOM_TOLD_S
+    cluster.now_s = NOW + OOM_TOLD_S
+    cluster.reconcile()
+    assert cluster.said()["Degraded"] == "False Healthy"
+
+
+def lose_node(cluster: ToyCluster) -> None:
+    cluster.nodes = (Node(name="node-1", ready=False),)
+
+
+def test_a_pod_that_does_not_end_is_told_after_its_time() -> None:
+    cluster = settled()
+    cluster.terminate("chat-1")
+    found = cluster.reconcile()
+    assert cluster.said()["Degraded"] == "False Healthy"
+    assert found.wake_after_s == STUCK_S
+    cluster.now_s += STUCK_S
+    assert cluster.reconcile().wake_after_s is None
+    assert cluster.said()["Degraded"] == "True StuckTerminating"
+    assert "kubectl delete pod chat-1 --force --grace-period=0" in cluster.condition("Degraded")["message"]
+    assert cluster.said()["Available"] == "True ReplicasReady"
+
+
+def test_a_pod_on_a_dead_node_says_how_to_get_rid_of_it() -> None:
+    cluster = settled()
+    lose_node(cluster)
+    cluster.pods["chat-1"]["status"]["conditions"][0]["status"] = "False"
+    cluster.reconcile()
+    assert cluster.said()["Degraded"] == "True NodeLost"
+    assert "node node-1 is not ready" in cluster.condition("Degraded")["message"]
+    cluster.terminate("chat-1")
+    cluster.now_s += STUCK_S
+    cluster.reconcile()
+    message = cluster.condition("Degraded")["message"]
+    assert "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute" in message
+    assert "kubectl delete pod chat-1 --force" in message
+
+
+def test_a_ready_pod_on_a_node_nobody_may_read_is_no_trouble() -> None:
+    cluster = settled()
+    cluster.nodes = None
+    cluster.reconcile()
+    assert cluster.said()["Degraded"] == "False Healthy"
+
+
+def test_several_troubles_are_all_told_causes_first() -> None:
+    cluster = settled()
+    cluster.crash("chat-0")
+    cluster.crash("chat-1", reason="OOMKilled", exitCode=137)
+    cluster.reconcile()
+    assert cluster.said()["Degraded"] == "True OutOfMemory"
+    assert cluster.condition("Degraded")["message"].count("\n") == 1
+
+
+def test_too_few_ready() -> None:
+    cluster = settled(3)
+    for name in ("chat-0", "chat-1"):
+        cluster.set_ready(name, ready=False)
+    found = cluster.reconcile()
+    assert cluster.said()["Available"] == "False TooFewReady"
+    assert [(one.type, one.reason) for one in found.events if one.reason == "TooFewReady"] == [("Warning", "TooFewReady")]
+
+
+def test_routers_of_their_own_must_be_ready_too() -> None:
+    cluster = ToyCluster(pool({"replicas": 1, "router": {"mode": "Deployment"}}))
+    cluster.run()
+    assert cluster.said()["Available"] == "False NoneReady"
+    assert cluster.said()["Progressing"].startswith("True")
+
+
+def test_half_filled_pods_are_read() -> None:
+    cluster = settled()
+    raw: Raw = {"metadata": {"name": "chat-1", "uid": "x", "labels": {"app.kubernetes.io/component": "worker"}}}
+    cluster.pods["chat-1"] = raw
+    cluster.reconcile()
+    assert cluster.pool["status"]["readyReplicas"] == 1
+
+
+def test_times() -> None:
+    assert seconds(STAMP) == NOW

@@ -1,0 +1,236 @@
+"""Sized: where figures come from, what does not fit, what engines correct."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from prefixpool.sizing import inspection
+from prefixpool.wire import State
+from prefixpool_operator.actions import Apply, Delete
+from prefixpool_operator.observed import Node, Raw
+from prefixpool_testing.toy_cluster import STAMP, ToyCluster, info, pool
+
+GPU = "nvidia.com/gpu"
+UNKNOWN = {"model": {"source": "someone/unheard-of"}}
+CONFIG = {
+    "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
+    "intermediate_size": 1536, "max_position_embeddings": 8192, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def node(name: str = "n1", gib: float = 22.5, **changes: Any) -> Node:
+    values = {"allocatable": {GPU: 8}, "accelerator": "NVIDIA-L4", "accelerator_bytes": int(gib * (1 << 30))}
+    return Node(name=name, ready=True, **(values | changes))
+
+
+def on_gpus(model: str, *nodes: Node, **spec: Any) -> ToyCluster:
+    cluster = ToyCluster(pool({"model": {"source": model}, "replicas": 1, "accelerator": {}, **spec}), nodes=nodes or None)
+    cluster.reconcile()
+    return cluster
+
+
+def test_every_figure() -> None:
+    cluster = ToyCluster(
+        pool(
+            {
+                "kvCache": {"host": {"memory": "8Gi"}, "disk": {"size": "50Gi"}},
+                "kvBudget": {"sessions": 100, "tokensPerSession": 2000},
+            }
+        )
+    )
+    cluster.run()
+    sizing = cluster.pool["status"]["sizing"]
+    assert set(sizing) == {
+        "weightsBytes", "kvBytesPerToken", "devicePerReplica", "hostPerReplica", "diskPerReplica", "concurrentSequences",
+        "maxModelLen", "sessionsPerReplica", "replicas", "limitedBy", "source",
+    }  # fmt: skip
+    assert (sizing["source"], sizing["kvBytesPerToken"], sizing["maxModelLen"]) == ("Planned", 23040, 8192)
+    assert sizing["hostPerReplica"]["bytes"] <= 8 << 30
+    assert cluster.pool["status"]["shapeSource"] == "Catalogue"
+
+
+def test_a_model_that_does_not_fit_starts_nothing_and_says_what_would() -> None:
+    cluster = on_gpus("meta-llama/Llama-3.1-70B-Instruct", node())
+    assert cluster.children == {}
+    assert cluster.said()["Sized"] == "False DoesNotFit"
+    message = cluster.condition("Sized")["message"]
+    assert "GiB are missing" in message
+    assert "tensor parallelism 16" in message
+    assert cluster.said()["Progressing"] == "True Waiting"
+    assert cluster.pool["status"]["sizing"]["limitedBy"] == "Weights"
+
+
+def test_a_change_that_does_not_fit_leaves_what_runs() -> None:
+    cluster = ToyCluster(pool({"replicas": 2}))
+    cluster.run()
+    cluster.edit_spec("kubectl", accelerator={"resource": "cpu", "memory": "1Gi"})
+    assert cluster.reconcile().actions == ()
+    assert cluster.said()["Sized"] == "False DoesNotFit"
+    assert cluster.said()["Available"] == "True ReplicasReady"
+
+
+def test_settings_that_contradict_each_other() -> None:
+    cluster = on_gpus("meta-llama/Llama-3.1-8B", node(), accelerator={"tensorParallel": 3})
+    assert cluster.said()["Sized"] == "False Refused"
+    assert "tensor parallelism may be" in cluster.condition("Sized")["message"]
+
+
+def test_the_smallest_device_that_a_pod_may_get_counts() -> None:
+    nodes = (node("n1", 80), node("n2", 40), node("n3", 10, labels={"zone": "b"}), node("n4", 5, shared=True))
+    cluster = on_gpus("meta-llama/Llama-3.1-8B", *nodes, accelerator={}, placement={"nodeSelector": {"zone": "b"}})
+    assert cluster.said()["Sized"] == "False DoesNotFit"
+    cluster = on_gpus("meta-llama/Llama-3.1-8B", node("n1", 80), node("n2", 40), node("n4", 5, shared=True))
+    remembered = json.loads(cluster.children["ConfigMap", "chat-config"]["data"]["planned"])
+    assert remembered["device"]["memoryBytes"] == 40 << 30
+
+
+@pytest.mark.parametrize(
+    ("nodes", "why"),
+    [
+        ((), "may not read nodes"),
+        ((node(allocatable={}),), f"offers 1 {GPU}"),
+        ((node(shared=True),), "shared"),
+        ((node(gib=0),), "accelerator.memory"),
+    ],
+)
+def test_no_device_is_known(nodes: tuple[Node, ...], why: str) -> None:
+    cluster = on_gpus("meta-llama/Llama-3.1-8B", *nodes)
+    assert cluster.said()["Sized"] == "Unknown DeviceUnknown"
+    assert why in cluster.condition("Sized")["message"]
+    assert cluster.children == {}
+
+
+def test_a_plan_outlives_the_nodes_it_was_made_from() -> None:
+    cluster = on_gpus("meta-llama/Llama-3.1-8B", node(), engine={"maxModelLen": 8192})
+    cluster.run()
+    cluster.nodes = ()
+    assert cluster.plan().actions == ()
+    cluster.edit_spec("hpa", replicas=2)
+    cluster.run()
+    assert len(cluster.pods) == 2
+
+
+def test_measured_blocks_correct_the_plan_once_and_do_not_swing() -> None:
+    cluster = ToyCluster(pool({"replicas": 2}))
+    cluster.run()
+    cluster.infos = {"chat-0": info("chat-0", device_blocks=1900), "chat-1": info("chat-1", device_blocks=1950)}
+    cluster.run()
+    sizing = cluster.pool["status"]["sizing"]
+    assert (sizing["source"], sizing["devicePerReplica"]["blocks"]) == ("Measured", 1901)
+    for infos in ({}, {"chat-1": info("chat-1", device_blocks=1950)}, {"chat-0": info("chat-0", state=State.STARTING)}):
+        cluster.infos = infos
+        found = cluster.plan()
+        assert (found.actions, found.status_changed) == ((), False)
+
+
+def test_a_great_difference_is_told() -> None:
+    cluster = ToyCluster(pool({"replicas": 1}))
+    cluster.run()
+    cluster.infos = {"chat-0": info("chat-0", device_blocks=1499)}
+    cluster.run()
+    assert "Engines report 1,500 blocks, 24 % fewer than the 1,967 planned." in cluster.condition("Sized")["message"]
+
+
+def test_measures_of_a_former_spec_do_not_count() -> None:
+    cluster = ToyCluster(pool({"replicas": 1}))
+    cluster.run()
+    cluster.infos = {"chat-0": info("chat-0", device_blocks=1499)}
+    cluster.run()
+    cluster.edit_spec("kubectl", kvCache={"dtype": "fp8"})
+    cluster.reconcile()
+    assert cluster.said()["Sized"] == "True Planned"
+    cluster.controllers()
+    cluster.reconcile()
+    assert cluster.said()["Sized"] == "True Planned"
+
+
+def ended(job: Raw, message: str, uid: str = "inspect-pod") -> Raw:
+    """A pod of an inspection that has ended with these words."""
+    return {
+        "metadata": {
+            "name": uid,
+            "uid": uid,
+            "labels": job["spec"]["template"]["metadata"]["labels"],
+            "ownerReferences": [{"uid": job["metadata"]["uid"]}],
+            "creationTimestamp": STAMP,
+        },
+        "spec": job["spec"]["template"]["spec"],
+        "status": {"containerStatuses": [{"name": "inspect", "state": {"terminated": {"message": message}}}]},
+    }
+
+
+def inspecting() -> tuple[ToyCluster, Raw]:
+    cluster = ToyCluster(pool({"replicas": 1, **UNKNOWN}))
+    found = cluster.reconcile()
+    assert [one.object["kind"] for one in found.actions if isinstance(one, Apply)] == ["Job"]
+    assert cluster.said()["Sized"] == "Unknown Inspecting"
+    assert cluster.plan().actions == ()
+    return cluster, cluster.children["Job", "chat-inspect"]
+
+
+def test_an_unknown_model_is_inspected_and_remembered() -> None:
+    cluster, job = inspecting()
+    document = inspection.write(inspection.inspection(CONFIG, 269_030_016, "abc"))
+    cluster.pods["inspect-pod"] = ended(job, document.decode())
+    cluster.run()
+    assert cluster.said()["Sized"] == "True Planned"
+    assert cluster.pool["status"]["shapeSource"] == "Inspection"
+    assert ("Job", "chat-inspect") not in cluster.children
+    del cluster.pods["inspect-pod"]
+    assert cluster.plan().actions == ()
+    assert cluster.pool["status"]["sizing"]["weightsBytes"] == 269_030_016
+
+
+def test_an_inspection_that_fails_names_all_three_ways() -> None:
+    cluster, job = inspecting()
+    cluster.pods["inspect-pod"] = ended(job, inspection.write_error("401: the repository is gated").decode())
+    job["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+    cluster.reconcile()
+    assert cluster.said()["Sized"] == "Unknown InspectionFailed"
+    message = cluster.condition("Sized")["message"]
+    for words in ("spec.model.shape", "catalogue", "401: the repository is gated", "delete the Job chat-inspect"):
+        assert words in message
+    assert cluster.plan().actions == ()
+
+
+def test_an_inspection_of_another_revision_is_thrown_away() -> None:
+    cluster, _ = inspecting()
+    cluster.edit_spec("kubectl", model={**UNKNOWN["model"], "revision": "v2"})
+    assert [type(one) for one in cluster.reconcile().actions] == [Delete]
+    found = [one for one in cluster.reconcile().actions if isinstance(one, Apply)]
+    assert found[0].object["metadata"]["annotations"]["prefixpool.dev/inspects"] == "someone/unheard-of@v2"
+
+
+def test_figures_by_hand_need_no_inspection() -> None:
+    cluster, _ = inspecting()
+    figures = {
+        "weights": "257Mi", "maxModelLen": 8192, "hiddenSize": 576, "intermediateSize": 1536, "attentionHeads": 9,
+        "vocabularySize": 49152, "kv": [{"kind": "full", "layers": 30, "heads": 3, "valuesPerToken": 128}],
+    }  # fmt: skip
+    cluster.edit_spec("kubectl", model={**UNKNOWN["model"], "shape": figures})
+    cluster.run()
+    assert cluster.pool["status"]["shapeSource"] == "Spec"
+    assert ("Job", "chat-inspect") not in cluster.children
+
+
+def test_an_inspection_runs_with_the_models_volume_and_token_and_no_device() -> None:
+    model = {"source": "/models/x", "volume": {"claimName": "weights"}}
+    cluster = ToyCluster(pool({"model": model, "accelerator": {}, "replicas": 1}))
+    cluster.reconcile()
+    pod = cluster.children["Job", "chat-inspect"]["spec"]["template"]["spec"]
+    assert {"name": "model", "persistentVolumeClaim": {"claimName": "weights", "readOnly": True}} in pod["volumes"]
+    assert GPU not in pod["containers"][0]["resources"]["limits"]
+    assert pod["containers"][0]["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_a_broken_memory_is_forgotten() -> None:
+    cluster = ToyCluster(pool({"replicas": 1}))
+    cluster.run()
+    cluster.edit("ConfigMap", "chat-config", lambda obj: obj["data"].update(planned="{", inspected="7"))
+    cluster.run()
+    assert cluster.said()["Sized"] == "True Planned"
+    assert msgspec.json.decode(cluster.children["ConfigMap", "chat-config"]["data"]["planned"])["specHash"]
