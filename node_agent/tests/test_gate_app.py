@@ -398,6 +398,19 @@ async def test_claimed_slot_tells_that_the_engine_serves(world: World) -> None:
     assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
+async def test_an_engine_that_stopped_in_order_logged_a_cancelled_gate_as_an_exception(world: World) -> None:
+    told = iter(["lifespan.startup", "lifespan.shutdown"])
+
+    async def receive() -> dict[str, Any]:
+        return {"type": next(told)}
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "lifespan.shutdown.complete":
+            assert world.gate._writer is None, "nothing is left to be cancelled"
+
+    await world.gate({"type": "lifespan"}, receive, send)
+
+
 async def test_slow_body_is_answered_408(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prefixpool_agent.gate.app._BODY_DEADLINE_S", 0.01)
     client = Client([])

@@ -87,6 +87,8 @@ class Gate:
         async def watched(message: Message) -> None:
             if message["type"] == "lifespan.startup.complete":
                 self._open()  # a claimed slot tells the supervisor that the engine is up
+            elif message["type"] == "lifespan.shutdown.complete":
+                await self._close()  # now: behind this message servers end all tasks, and would report ours as a fault
             await send(message)
 
         try:
