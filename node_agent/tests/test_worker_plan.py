@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -143,3 +145,19 @@ def test_a_mounted_volume_may_be_the_run_directory(
     worker.main()
     assert started[0][-1] == str(volume / "worker.json")
     assert volume.stat().st_mode & 0o7777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "says"),
+    [
+        ("worker", ["--help"], ["prefixpool-worker drain", "prefixpool-router --replica", "PREFIXPOOL_WORKER_RUN_DIR"]),
+        ("worker", ["drain", "--help"], ["preStop hook", "PREFIXPOOL_WORKER_DRAIN_TIMEOUT_S"]),
+        ("main", ["--help"], ["prefixpool-agent --replica", "curl localhost:8101/readyz", "PREFIXPOOL_AGENT_RUN_DIR"]),
+    ],
+)
+def test_help_teaches(module: str, words: list[str], says: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"prefixpool_agent.{module}", *words], capture_output=True, text=True, check=True
+    )
+    for each in says:
+        assert each in done.stdout
