@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 FIXTURES = Path(__file__).parent.parent / "core" / "tests" / "kv_fixtures.json"
-TIMEOUT_S = 180
+TIMEOUT_S = 900
 
 
 def main(names: list[str]) -> None:

@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from prefixpool.errors import PrefixpoolError
-from prefixpool.sizing.catalogue import accelerator as find_accelerator
 from prefixpool.sizing.kv import KvDtype
 from prefixpool.sizing.parallel import Parallel
 from prefixpool.sizing.request import Budget, BudgetTier, SizingRequest
@@ -172,7 +171,12 @@ def plan(  # noqa: PLR0913  # options of a command
     model: Annotated[str, typer.Argument(help="Catalogue name, folder of the model, or its config.json.")],
     accelerator: Annotated[
         list[str] | None,
-        typer.Option("--accelerator", "-a", help="Device; repeat to compare. A wrong name lists all.", show_default="h100"),
+        typer.Option(
+            "--accelerator",
+            "-a",
+            help="Device, or cpu:16Gi; repeat to compare. A wrong name lists all.",
+            show_default="h100",
+        ),
     ] = None,
     tensor_parallel: Annotated[int, typer.Option(help="Devices that share each layer.", min=1)] = 1,
     pipeline_parallel: Annotated[int, typer.Option(help="Devices that share the layers out.", min=1)] = 1,
@@ -180,12 +184,13 @@ def plan(  # noqa: PLR0913  # options of a command
     tokens_per_session: Annotated[int, typer.Option(help="Budget: length of each session in tokens.", min=0)] = 0,
     resident_tokens: Annotated[int, typer.Option(help="Budget instead: tokens to keep warm in all.", min=0)] = 0,
     tier: Annotated[BudgetTier, typer.Option(help="Where the budget may lie.")] = BudgetTier.DEVICE,
+    kv_gib: Annotated[float, typer.Option(help="KV on each device; 0: all that is left.", min=0, max=MOST_GIB)] = 0,
     host_gib: Annotated[float, typer.Option(help="Host memory for KV, of each replica.", min=0, max=MOST_GIB)] = 0,
     disk_gib: Annotated[float, typer.Option(help="Disk for KV, of each replica.", min=0, max=MOST_GIB)] = 0,
     kv_dtype: Annotated[KvDtype, typer.Option(help="How KV is stored; auto: as the model computes.")] = KvDtype.AUTO,
     max_model_len: Annotated[int, typer.Option(help="Longest prompt plus answer; 0: what the model says.", min=0)] = 0,
     utilisation: Annotated[int, typer.Option(help="Percent of the device's memory that the engine takes.")] = 92,
-    block_size: Annotated[int, typer.Option(help="Tokens of one KV block.", min=1)] = 16,
+    block_size: Annotated[int, typer.Option(help="Tokens of one KV block; 0: 16, or 32 on CPUs.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
     """What fits where: weights, KV cache, sessions and replicas, before anything is started.
@@ -193,6 +198,7 @@ def plan(  # noqa: PLR0913  # options of a command
     [bold]prefixpool plan llama-3.1-8b -a l4 -a h100[/]   one model on two devices
     [bold]prefixpool plan ./model -a h200 --tensor-parallel 8 --sessions 500 --tokens-per-session 40000[/]
     [bold]prefixpool plan qwen3-32b -a h100 --kv-dtype fp8 --host-gib 256 --tier host --resident-tokens 20000000[/]
+    [bold]prefixpool plan smollm2-135m -a cpu:4Gi --kv-gib 0.5[/]   a replica on CPUs
 
     A session stays warm while all its tokens are kept, so that its next turn computes only what is new. Figures before a
     start are estimates on the careful side (docs/sizing.md); exit code 1 if it fits nowhere.
@@ -204,17 +210,18 @@ def plan(  # noqa: PLR0913  # options of a command
         requests = [
             SizingRequest(
                 shape=shape,
-                accelerator=find_accelerator(name),
+                accelerator=device,
                 parallel=Parallel(tensor=tensor_parallel, pipeline=pipeline_parallel),
                 kv_dtype=kv_dtype,
                 utilisation_percent=utilisation,
                 max_model_len=max_model_len,
-                block_tokens=block_size,
+                block_tokens=plan_command.block_tokens(device, block_size),
+                kv_bytes=int(kv_gib * preflight.GIB),
                 host_bytes=int(host_gib * preflight.GIB),
                 disk_bytes=int(disk_gib * preflight.GIB),
                 budget=wanted if resident_tokens or sessions or tokens_per_session else None,
             )
-            for name in accelerator or ["h100"]
+            for device in map(plan_command.find_device, accelerator or ["h100"])
         ]
         good = plan_command.plan(requests, console, as_json=as_json)
     if not good:

@@ -11,7 +11,10 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from prefixpool.api.quantity import Bytes
 from prefixpool.sizing import catalogue, shape, speed
+from prefixpool.sizing.catalogue import Accelerator
+from prefixpool.sizing.kv import CPU_BLOCK_TOKENS, DEFAULT_BLOCK_TOKENS
 from prefixpool.sizing.plan import SizingPlan, SizingRequest
 from prefixpool.sizing.plan import plan as make_plan
 from prefixpool.sizing.shape import ModelShape
@@ -29,8 +32,8 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     devices: int
     plan: SizingPlan
     decode_tokens: int  # length for which the bound holds
-    decode_tokens_per_second: float
-    break_even: tuple[speed.BreakEven, ...]
+    decode_tokens_per_second: float | None = None  # None: nothing is known of the device's speed
+    break_even: tuple[speed.BreakEven, ...] = ()
 
 
 def plan(requests: Sequence[SizingRequest], console: Console, *, as_json: bool) -> bool:
@@ -49,15 +52,36 @@ def planned(request: SizingRequest) -> Planned:
     budget = request.budget
     tokens = (budget.tokens_per_session if budget else 0) or min(request.length, 8192)
     parts = (request.shape, request.accelerator, request.parallel)
-    return Planned(
+    known = Planned(
         model=request.shape.name,
         accelerator=request.accelerator.name,
         devices=request.parallel.devices,
         plan=make_plan(request),
         decode_tokens=tokens,
+    )
+    if not request.accelerator.bandwidth:
+        return known
+    return msgspec.structs.replace(
+        known,
         decode_tokens_per_second=round(speed.decode_tokens_per_s(*parts, request.kv_dtype, tokens), 1),
         break_even=speed.break_even(*parts, request.kv_dtype),
     )
+
+
+def find_device(named: str) -> Accelerator:
+    """From the catalogue, or `cpu:16Gi`: CPUs, and the memory of a replica on them. Raises CliError or SizingError."""
+    name, _, memory = named.partition(":")
+    if name != "cpu":
+        return catalogue.accelerator(named)
+    try:
+        return catalogue.cpu(int(Bytes.parse(memory)))
+    except ValueError as error:
+        raise CliError(f"{named}: {error}", "on CPUs, say how much memory a replica may take: cpu:16Gi") from error
+
+
+def block_tokens(device: Accelerator, wanted: int) -> int:
+    """As wanted, or as our worker asks for on this device."""
+    return wanted or (CPU_BLOCK_TOKENS if device.host_memory else DEFAULT_BLOCK_TOKENS)
 
 
 def find_model(named: str) -> ModelShape:

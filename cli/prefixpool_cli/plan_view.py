@@ -89,12 +89,15 @@ def _column(request: SizingRequest, one: Planned) -> list[tuple[str, str]]:
     rows += [
         ("replicas", f"{plan.replicas:,}" if plan.fits else "does not fit"),
         ("devices in all", f"{plan.replicas * one.devices:,}" if plan.fits else "-"),
-        (f"decoding at {one.decode_tokens:,}, at most", f"{one.decode_tokens_per_second:,.0f} tokens/s"),
+        (f"decoding at {one.decode_tokens:,}, at most", _speed(one.decode_tokens_per_second)),
     ]
-    rows += [(f"loading from {each.tier} pays from", _break_even(each)) for each in one.break_even]
-    if request.host_bytes:
-        rows.append(("container memory, of it shared", _needs(one)))
-    return rows
+    known = {each.tier: _break_even(each) for each in one.break_even}
+    rows += [(f"loading from {tier} pays from", known.get(tier, "-")) for tier in ("host", "disk")]
+    return [*rows, ("container memory, of it shared", _needs(one))]
+
+
+def _speed(tokens_per_second: float | None) -> str:
+    return "-" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
 
 
 def _needs(one: Planned) -> str:

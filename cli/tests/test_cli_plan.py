@@ -100,6 +100,27 @@ def test_a_folder_and_its_config_say_the_same(model: Path) -> None:
     assert by_folder[0]["plan"]["kvBytesPerToken"] == 2 * 8 * 4 * 64 * 2
 
 
+def test_a_replica_on_cpus_has_the_memory_that_it_is_given_and_no_known_speed() -> None:
+    (found,) = plans("smollm2-135m", "-a", "cpu:4Gi")
+    assert found["plan"]["blockTokens"] == 32
+    assert found["plan"]["hostNeeds"]["memory"] == 4 * GIB
+    assert found["decodeTokensPerSecond"] is None
+    code, text = run("smollm2-135m", "-a", "cpu:4Gi", "-a", "h100")
+    assert code == 0
+    assert "tokens/s" in text
+
+
+def test_bytes_for_kv_are_all_that_kv_gets() -> None:
+    (found,) = plans("smollm2-135m", "-a", "cpu:4Gi", "--kv-gib", "1")
+    assert found["plan"]["devicePerReplica"]["blocks"] == 1456  # logged by a running server, vLLM 0.32 on CPU
+    code, text = run("smollm2-135m", "-a", "cpu:4Gi", "--kv-gib", "3")
+    assert code == 1
+    assert "3.0 GiB of KV are asked for" in text
+    code, text = run("smollm2-135m", "-a", "cpu:4Gi", "--kv-gib", "0.1")
+    assert code == 1
+    assert "102 MiB are given to KV" in text
+
+
 def test_headers_of_weights_are_believed_over_the_count(model: Path) -> None:
     write_tensors(model / "model.safetensors", 5_000_000_000)
     assert plans(str(model))[0]["plan"]["weightsBytes"] == 5_000_000_000
@@ -129,6 +150,8 @@ def test_broken_weights_are_named(model: Path, content: bytes) -> None:
         (["gpt-9"], "no model 'gpt-9' in the catalogue"),
         (["./nowhere"], "./nowhere is not there"),
         (["llama-3.1-8b", "-a", "abacus"], "no accelerator 'abacus'"),
+        (["llama-3.1-8b", "-a", "cpu"], "say how much memory a replica may take: cpu:16Gi"),
+        (["llama-3.1-8b", "-a", "cpu:lots"], "is not a quantity"),
         (["llama-3.1-8b", "--tensor-parallel", "3"], "cannot be split over 3 devices"),
         (["llama-3.1-8b", "--sessions", "5"], "needed together"),
         (

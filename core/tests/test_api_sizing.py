@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from prefixpool.api.engine import EngineKind
@@ -165,6 +166,13 @@ def test_on_cpus_the_memory_is_the_whole_pods_and_the_host_tier_comes_on_top() -
     tiered = plan_of(model=model, accelerator=cpu, kvCache={"host": {"memory": "10Gi"}})
     assert tiered.host_needs.memory == 16 * GIB
     assert tiered.host_needs.shared_memory == 13 * GIB
+
+
+def test_what_is_asked_and_planned_can_be_written_as_json() -> None:
+    cache = {"host": {"memory": "64Gi"}, "disk": {"size": "1Ti"}}
+    asked = request_of(model={"source": "a/b", "shape": BY_HAND}, accelerator={"memory": "80Gi"}, kvCache=cache)
+    assert msgspec.json.decode(msgspec.json.encode(asked), type=SizingRequest) == asked
+    assert msgspec.json.decode(msgspec.json.encode(plan(asked)), type=SizingPlan) == plan(asked)
 
 
 def test_settings_that_contradict_the_model_are_refused_by_the_plan() -> None:

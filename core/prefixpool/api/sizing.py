@@ -66,7 +66,7 @@ def known_shape(model: Model, kind: EngineKind, inspected: Inspection | None = N
 
 def known_device(spec: AcceleratorSpec, product: str = "", memory_bytes: int = 0) -> Accelerator | None:
     """`product` and `memory_bytes`: what nodes say. None: nobody says how much memory there is (`NO_DEVICE`)."""
-    memory = spec.memory or memory_bytes
+    memory = int(spec.memory or memory_bytes)
     if spec.on_cpu:
         return catalogue.cpu(memory)
     return catalogue.device_like(product or spec.resource, memory) if memory else None
@@ -85,8 +85,8 @@ def sizing_request(spec: PoolSpec, model: ModelShape, device: Accelerator) -> Si
         max_model_len=spec.engine.max_model_len or 0,
         block_tokens=spec.engine.block_size or _block_tokens(spec),
         batching=_batching(spec, Batching.default(device, parallel)),
-        host_bytes=cache.host.memory if cache.host else 0,
-        disk_bytes=cache.disk.size if cache.disk else 0,
+        host_bytes=int(cache.host.memory) if cache.host else 0,
+        disk_bytes=int(cache.disk.size) if cache.disk else 0,
         budget=_budget(spec),
         replicas=1,
     )
@@ -139,14 +139,14 @@ def _by_hand(figures: ShapeFigures, name: str) -> ModelShape:
             heads=one.heads,
             values=one.values_per_token or 0,
             window=one.window or 0,
-            state_bytes=one.state_bytes or 0,
+            state_bytes=int(one.state_bytes or 0),
         )
         for one in figures.kv
     )
     return shape.by_hand(
         name=name,
         kv=kv,
-        weight_bytes=figures.weights,
+        weight_bytes=int(figures.weights),
         hidden=figures.hidden_size,
         intermediate=figures.intermediate_size,
         heads=figures.attention_heads,

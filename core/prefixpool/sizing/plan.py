@@ -128,7 +128,7 @@ class _Sized(msgspec.Struct, frozen=True, kw_only=True):
         divided = memory.divide(
             request.shape, request.accelerator, request.parallel, request.batches, request.utilisation_percent
         )
-        return cls(request=request, layout=laid, divided=divided, blocks=laid.blocks(divided.room))
+        return cls(request=request, layout=laid, divided=divided, blocks=laid.blocks(request.kv_bytes or divided.room))
 
     @property
     def blocks_each(self) -> int:
@@ -141,10 +141,10 @@ class _Sized(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def short(self) -> int:
-        """Bytes by which one device is too small to start."""
-        if self.usable_blocks >= self.blocks_each:
-            return 0
-        return (self.blocks_each + NULL_BLOCKS) * self.layout.block_bytes - self.divided.room
+        """Bytes by which one device, or what it may give to KV, is too small to start."""
+        if self.usable_blocks < self.blocks_each:
+            return (self.blocks_each + NULL_BLOCKS) * self.layout.block_bytes - (self.request.kv_bytes or self.divided.room)
+        return max(0, self.request.kv_bytes - self.divided.room)
 
     @property
     def device(self) -> TierSize:

@@ -45,10 +45,17 @@ def _too_small(request: SizingRequest, divided: DeviceMemory, short: int) -> str
             f"Weights ({gib(divided.weights)}) and the engine's overhead ({gib(divided.overhead)}) leave nothing for KV of "
             f"the {usable}; with one sequence of {request.length:,} tokens, {gib(short)} are missing."
         )
+    if request.kv_bytes > divided.room and short == request.kv_bytes - divided.room:
+        return f"{gib(request.kv_bytes)} of KV are asked for, and {_left(divided)}: {gib(short)} are missing."
+    given = f"{gib(request.kv_bytes)} are given to KV" if request.kv_bytes else _left(divided)
     return (
-        f"KV of one sequence of {request.length:,} tokens takes {gib(divided.room + short)} on each device, and "
-        f"{gib(divided.room)} are left beside weights and overhead: {gib(short)} are missing."
+        f"KV of one sequence of {request.length:,} tokens takes {gib((request.kv_bytes or divided.room) + short)} on each "
+        f"device, and {given}: {gib(short)} are missing."
     )
+
+
+def _left(divided: DeviceMemory) -> str:
+    return f"{gib(divided.room)} are left beside weights and overhead"
 
 
 def _budget(request: SizingRequest, budget: Budget, outcome: Outcome) -> str:

@@ -41,6 +41,7 @@ class SizingRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 0  # 0: what the model says
     block_tokens: int = DEFAULT_BLOCK_TOKENS
     batching: Batching | None = None  # None: vLLM's defaults for this device
+    kv_bytes: int = 0  # for KV on each device, whatever else would fit; 0: all that is left
     host_bytes: int = 0  # of each replica
     disk_bytes: int = 0
     budget: Budget | None = None
@@ -61,8 +62,8 @@ def checked(request: SizingRequest) -> SizingRequest:
         raise SizingError(f"memory utilisation is a percentage from 1 to 100, not {request.utilisation_percent}")
     if request.block_tokens < 1 or request.max_model_len < 0 or request.replicas < 0:
         raise SizingError("block size, longest sequence and replicas cannot be negative, nor the block size 0")
-    if request.host_bytes < 0 or request.disk_bytes < 0:
-        raise SizingError("sizes of host and disk tiers cannot be negative")
+    if min(request.kv_bytes, request.host_bytes, request.disk_bytes) < 0:
+        raise SizingError("sizes of device, host and disk tiers cannot be negative")
     if request.length > request.shape.max_model_len:
         raise SizingError(
             f"{request.shape.name} takes sequences of {request.shape.max_model_len:,} tokens at most, "
