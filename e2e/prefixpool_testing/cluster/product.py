@@ -1,0 +1,171 @@
+"""The product in a cluster as its chart installs it, and pools in namespaces that enforce the restricted profile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import aiohttp
+
+from prefixpool_operator import kube
+from prefixpool_testing import chart
+from prefixpool_testing.cluster import images
+from prefixpool_testing.cluster.node import Node
+from prefixpool_testing.eventually import eventually
+from prefixpool_testing.operated import Place
+from prefixpool_testing.operator_program import admin_client, worker_pods
+from prefixpool_testing.pool_client import PoolClient
+
+OPERATOR: Final = "deployment/prefixpool-operator"
+MODEL: Final = "SmolLM2-135M-Instruct"  # what the pools of the tests serve
+POOL_S: Final = 180.0  # pods start on a busy machine
+_RESTRICTED: Final = {"pod-security.kubernetes.io/enforce": "restricted"}
+
+
+def install(cluster: Node, router: str = images.CONTROL) -> None:
+    """Operators with images of this checkout; ready. Again: an upgrade."""
+    api = cluster.api
+    meta = {"name": chart.NAMESPACE, "labels": _RESTRICTED}
+    values = {
+        "image": _image(images.CONTROL),
+        "router": {"image": _image(router)},
+        "worker": {"image": _image(images.WORKER)},
+    }
+    sent = [one for one in chart.objects(values) if "helm.sh/hook" not in one["metadata"].get("annotations", {})]
+    api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": meta}, *sent)
+    api.kubectl("-n", chart.NAMESPACE, "rollout", "status", OPERATOR, "--timeout=120s")
+
+
+def _image(name: str) -> dict[str, str]:
+    repository, _, tag = name.rpartition(":")
+    return {"repository": repository, "tag": tag}
+
+
+class PoolPlace(Place):
+    """A namespace of one test, with pods that run."""
+
+    def __init__(self, cluster: Node, client: kube.KubeApi, http: aiohttp.ClientSession) -> None:
+        super().__init__(cluster.api, client)
+        self.cluster = cluster
+        self._http = http
+        meta = {"name": self.namespace, "labels": _RESTRICTED}
+        self.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": meta})
+
+    async def client_of(self, pool: str) -> PoolClient:
+        """Speaks to the pool's client Service."""
+        service = await self.client.get(kube.SERVICE, self.namespace, pool)
+        return PoolClient(self._http, f"http://{service['spec']['clusterIP']}", "", MODEL)
+
+    async def workers(self, pool: str) -> list[Any]:
+        """Pods of the pool's replicas, by name."""
+        return sorted(worker_pods(await self.pods(pool)), key=lambda pod: str(pod["metadata"]["name"]))
+
+    async def ready(self, pool: str) -> int:
+        """How many replicas kubelet calls ready."""
+        return sum(is_ready(pod) for pod in await self.workers(pool))
+
+    async def until_ready(self, pool: str, replicas: int, *, within_s: float = POOL_S) -> None:
+        """Until exactly so many pods are there, all ready, of the newest spec, and the pool says so."""
+
+        async def check() -> bool:
+            obj = await self.get(kube.POOL, pool) or {}
+            status = obj.get("status", {})
+            told = [status.get(name) for name in ("replicas", "readyReplicas", "updatedReplicas")]
+            fresh = status.get("observedGeneration") == obj.get("metadata", {}).get("generation")
+            pods = await self.workers(pool)
+            return fresh and told == [replicas] * 3 and len(pods) == replicas and all(map(is_ready, pods))
+
+        await eventually(check, within_s=within_s, what=f"{replicas} replicas of {pool} ready")
+
+    async def restarts(self, pool: str) -> dict[tuple[str, str], int]:
+        """By pod and container."""
+        return {
+            (pod["metadata"]["name"], one["name"]): one["restartCount"]
+            for pod in await self.workers(pool)
+            for one in _containers(pod)
+        }
+
+    async def until_restarted(self, pool: str, pod: str, container: str, times: int) -> None:
+        """Until kubelet has started a container again so often."""
+
+        async def check() -> bool:
+            return (await self.restarts(pool)).get((pod, container)) == times
+
+        await eventually(check, within_s=POOL_S, what=f"{container} of {pod} restarted {times} times")
+
+    async def router_images(self, pool: str) -> set[str]:
+        """That its routers run."""
+        return {one["image"] for pod in await self.workers(pool) for one in _containers(pod) if one["name"] == "router"}
+
+    @asynccontextmanager
+    async def without_operator(self) -> AsyncIterator[None]:
+        """No operator runs while the block lasts."""
+        await self._operators(0)
+        try:
+            yield
+        finally:
+            await self._operators(2)
+
+    async def _operators(self, replicas: int) -> None:
+        operators = ("-n", chart.NAMESPACE)
+        await self.api.kubectl_async(*operators, "scale", OPERATOR, f"--replicas={replicas}")
+        await self.api.kubectl_async(*operators, "rollout", "status", OPERATOR, "--timeout=100s")
+        if not replicas:
+            gone = ("wait", "--for=delete", "pod", "-l", "app.kubernetes.io/component=operator", "--timeout=100s")
+            await self.api.kubectl_async(*operators, *gone)
+
+    @asynccontextmanager
+    async def other_router_image(self) -> AsyncIterator[str]:
+        """The operators want another image in routers while the block lasts: the same one, by another name."""
+        other = images.CONTROL + "-other"
+        self.cluster.ctr("images", "tag", "--force", images.CONTROL, other)
+        await asyncio.to_thread(install, self.cluster, other)
+        try:
+            yield other
+        finally:
+            await asyncio.to_thread(install, self.cluster)
+
+    @asynccontextmanager
+    async def ready_counts(self, pool: str) -> AsyncIterator[list[int]]:
+        """Numbers of ready replicas, looked at again and again while the block lasts."""
+        seen: list[int] = [await self.ready(pool)]
+
+        async def look() -> None:
+            while True:
+                seen.append(await self.ready(pool))
+                await asyncio.sleep(0.2)
+
+        task = asyncio.create_task(look())
+        try:
+            yield seen
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def _containers(pod: Any) -> list[Any]:
+    """Their status."""
+    status = pod.get("status", {})
+    return [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
+
+
+def is_ready(pod: Any) -> bool:
+    """By its condition; one that is being deleted isn't."""
+    conditions = pod.get("status", {}).get("conditions", ())
+    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return ready and "deletionTimestamp" not in pod["metadata"]
+
+
+@asynccontextmanager
+async def pool_place(cluster: Node) -> AsyncIterator[PoolPlace]:
+    """Its namespace is deleted at the end, and all that is in it."""
+    client = await admin_client(cluster.api)
+    try:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+            place = PoolPlace(cluster, client, http)
+            yield place
+        await cluster.api.kubectl_async("delete", "namespace", place.namespace, "--timeout=100s")
+    finally:
+        await client.close()
