@@ -13,6 +13,7 @@ from prefixpool import names
 from prefixpool import settings as core_settings
 from prefixpool.api import page
 from prefixpool_agent import settings as agent_settings
+from prefixpool_agent.inspection import settings as inspection_settings
 from prefixpool_agent.metrics import AgentMetrics
 from prefixpool_agent.sim import settings as sim_settings
 from prefixpool_operator import settings as operator_settings
@@ -43,6 +44,12 @@ _PROGRAMS: Final = (
         "The agent of one replica; the worker starts it and derives these settings from its own.",
         agent_settings.AgentSettings,
         agent_settings.AGENT_PREFIX,
+    ),
+    _Program(
+        "prefixpool-worker inspect",
+        "What sizing must know of a model's files, as one JSON document. The operator runs it as a Job.",
+        inspection_settings.InspectionSettings,
+        inspection_settings.PREFIX,
     ),
     _Program(
         "prefixpool-sim",

@@ -8,11 +8,9 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import aiohttp
-import msgspec
-from msgspec import Meta
 
 from prefixpool.errors import PrefixpoolError, SettingsError
 from prefixpool.settings import parse
@@ -21,19 +19,9 @@ from prefixpool.sizing.errors import ShapeError
 from prefixpool.sizing.inspection import Inspection
 from prefixpool_agent.inspection import folder
 from prefixpool_agent.inspection.hub import Hub
+from prefixpool_agent.inspection.settings import PREFIX, InspectionSettings
 
-PREFIX: Final = "PREFIXPOOL_INSPECTION"
 DEADLINE_S: Final = 600.0
-
-
-class InspectionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What to look at, and where to leave what was found."""
-
-    model: Annotated[str, Meta(description="folder of the model, or `organisation/name` on the Hub", min_length=1)]
-    revision: Annotated[str, Meta(description="branch, tag or commit on the Hub", min_length=1)] = "main"
-    token_file: Annotated[str, Meta(description="file with an access token for the Hub; empty: `HF_TOKEN`, or none")] = ""
-    hub: Annotated[str, Meta(description="address of the Hub; empty: `HF_ENDPOINT`, or its own", max_length=1024)] = ""
-    output: Annotated[str, Meta(description="file that gets the document as well, if it is there")] = "/dev/termination-log"
 
 
 def inspect(settings: InspectionSettings, env: Mapping[str, str]) -> Inspection:
