@@ -75,6 +75,8 @@ def test_what_is_no_quantity_at_all() -> None:
         ({"replicas": "3"}, "spec.replicas: expected `int`, got `str`"),
         ({"replicas": -1}, "spec.replicas: expected `int` >= 0"),
         ({"placement": {"nodeSelector": {"": "x"}}}, "spec.placement.nodeSelector: expected `str` of length >= 1"),
+        ({"router": {"limits": {"maxBody": "5k"}}}, "spec.router.limits: maxBody is too small for any request"),
+        ({"router": {"limits": {"queueTimeoutSeconds": 0}}}, "spec.router.limits.queueTimeoutSeconds: expected `int` >= 1"),
         ({"kvCache": {"disk": {"size": "1Ti"}}}, "spec.kvCache: blocks pass through host memory"),
         ({"engine": {"resources": {"limits": {"cpu": "x"}}}}, 'spec.engine.resources.limits[...]: "x" is not a quantity'),
     ],

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Final
 from msgspec import Meta, field
 
 from prefixpool.api.quantity import Amount, Bytes
-from prefixpool.api.struct import ATOMIC, BY_NAME, ApiStruct, ObjectName, Path, Rule, Seconds, Small, Text, Tokens
+from prefixpool.api.struct import ATOMIC, BY_NAME, ApiStruct, ObjectName, Path, Rule, Small, Text, Timeout, Tokens
 
 CPU: Final = "cpu"
 
@@ -121,7 +121,7 @@ class Engine(ApiStruct, frozen=True, kw_only=True):
         None
     )
     startup_timeout_seconds: Annotated[
-        Seconds | None, Meta(description="How long a start may take; by default computed from the size of the weights.")
+        Timeout | None, Meta(description="How long a start may take; by default computed from the size of the weights.")
     ] = None
 
 

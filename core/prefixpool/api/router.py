@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from prefixpool.api.engine import Resources
 from prefixpool.api.quantity import Bytes
-from prefixpool.api.struct import ApiStruct, ObjectName, Rule, Seconds, Small
+from prefixpool.api.struct import ApiStruct, ObjectName, Rule, Small, Timeout
 
 _Count = Annotated[int, Meta(ge=1, le=10_000_000)]
 
@@ -35,12 +35,20 @@ class RouterPolicy(StrEnum):
 class RouterLimits(ApiStruct, frozen=True, kw_only=True):
     """What one router takes on at once."""
 
+    rules: ClassVar = (
+        Rule(
+            "",
+            "maxBody is too small for any request: set router.limits.maxBody to 1Mi or more, or leave it out",
+            lambda limits: limits.max_body is None or limits.max_body >= 1 << 20,
+        ),
+    )
+
     max_inflight: Annotated[
         _Count | None, Meta(description="Requests served at once; by default as many as replicas take.")
     ] = None
     max_queued: Annotated[_Count | None, Meta(description="Requests that may wait for a place; more get 429.")] = None
     queue_timeout_seconds: Annotated[
-        Seconds | None, Meta(description="How long a request may wait for a place before it gets 429.")
+        Timeout | None, Meta(description="How long a request may wait for a place before it gets 429.")
     ] = None
     max_body: Annotated[Bytes | None, Meta(description="Longest request body, such as 16Mi.")] = None
 

@@ -68,7 +68,7 @@ def _always_there(field: inspect.Field) -> bool:
 def _rules(kind: type[msgspec.Struct], always: Mapping[str, bool]) -> list[Schema]:
     if not issubclass(kind, ApiStruct):
         return []
-    rules = [_validation(rule.cel, rule.message, rule.field) for rule in kind.rules]
+    rules = [_validation(rule.cel, rule.message, rule.field) for rule in kind.rules if rule.cel]
     for name, instead in kind.immutable.items():
         rules.append(_validation(_unchanged(name, always[name]), f"{name} cannot change: {instead}", f".{name}"))
     return rules

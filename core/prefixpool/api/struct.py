@@ -16,7 +16,7 @@ from msgspec import Meta
 class Rule(NamedTuple):
     """Fields that must agree."""
 
-    cel: str
+    cel: str  # empty where CEL cannot say it, as of sizes that are written as quantities
     message: str  # says the fix
     holds: Callable[[Any], bool]
     field: str = ""  # the field to blame, in CEL's words; empty: the object itself
@@ -60,4 +60,5 @@ Path = Annotated[str, Meta(min_length=1, max_length=1024)]
 Small = Annotated[int, Meta(ge=1, le=1024)]
 Tokens = Annotated[int, Meta(ge=1, le=100_000_000)]
 Seconds = Annotated[int, Meta(ge=0, le=86_400)]
+Timeout = Annotated[int, Meta(ge=1, le=86_400)]
 Replicas = Annotated[int, Meta(ge=0, le=1000)]
