@@ -44,12 +44,13 @@ class _Layout(NamedTuple):
 def prefix_chain(request: Canonical) -> PrefixChain:
     """Cost grows with bytes for hashing and with log(bytes) + 2 * messages for boundaries."""
     layout = _lay_out(request)
-    text, marks = layout.text, layout.marks
-    offsets = sorted({*marks, *chunk_offsets(len(text))})
+    text = layout.text
+    marks = dict.fromkeys(chunk_offsets(len(text)), CHUNK) | layout.marks
+    offsets = sorted(marks)  # two ascending runs: a merge
     return PrefixChain(
         hashes=_hashes(request.seed, text, offsets),
         offsets=array("I", offsets),
-        marks=array("i", [marks.get(offset, CHUNK) for offset in offsets]),
+        marks=array("i", [marks[offset] for offset in offsets]),
         cold=_cold(offsets, layout),
         total_bytes=len(text),
     )
