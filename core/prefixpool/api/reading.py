@@ -27,7 +27,7 @@ class SpecError(PrefixpoolError):
 def check_name(obj: Mapping[str, Any]) -> None:
     """SpecError if children of a pool of this name could not be named."""
     name = (obj.get("metadata") or {}).get("name", "")
-    if len(name) > NAME_MOST or not re.fullmatch(NAME_PATTERN, name):
+    if not isinstance(name, str) or len(name) > NAME_MOST or not re.fullmatch(NAME_PATTERN, name):
         raise SpecError(f"metadata.name: {name!r} {NAME_RULE}")
 
 
