@@ -82,9 +82,24 @@ def test_a_missing_or_odd_field_is_named(field: str, value: object) -> None:
         shape.parse({**BASE, field: value})
 
 
-def test_mamba_is_refused_rather_than_guessed() -> None:
-    with pytest.raises(ShapeError, match="Mamba"):
-        shape.parse({**BASE, "mamba_d_state": 128})
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("mamba_d_state", 128, "Mamba layers"),
+        ("index_topk", 2048, "sparse attention"),  # DeepSeek V3.2
+        ("num_global_key_value_heads", 4, "KV heads of several shapes"),  # Gemma 4
+        ("num_kv_shared_layers", 15, "share their KV"),  # Gemma 3n
+        ("linear_attn_config", {"kda_layers": [1]}, "linear attention of another kind"),  # Kimi Linear
+        ("is_encoder_decoder", True, "an encoder"),
+    ],
+)
+def test_what_has_no_closed_form_is_refused_rather_than_guessed(field: str, value: object, words: str) -> None:
+    with pytest.raises(ShapeError, match=f"{words}.*`{field}`.*give the figures by hand"):
+        shape.parse({**BASE, field: value})
+
+
+def test_fields_that_say_no_are_no_reason_to_refuse() -> None:
+    assert shape.parse({**BASE, "num_kv_shared_layers": 0, "is_encoder_decoder": False}) == shape.parse(BASE)
 
 
 def test_unknown_layer_types_are_named() -> None:

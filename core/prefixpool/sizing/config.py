@@ -9,7 +9,18 @@ from prefixpool.sizing.errors import ShapeError
 
 _NEEDED: Final = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _OLD_NAMES: Final = (("n_embd", "hidden_size"), ("n_layer", "num_hidden_layers"), ("n_head", "num_attention_heads"))
-_MAMBA: Final = ("ssm_state_size", "mamba_d_state", "mamba_num_heads")
+# What makes layers unlike one another in ways that the engine plans for and this module does not: refused, never guessed.
+_NO_CLOSED_FORM: Final = {
+    **dict.fromkeys(("ssm_state_size", "mamba_d_state", "mamba_num_heads"), "Mamba layers"),
+    **dict.fromkeys(("index_topk", "compress_ratios"), "sparse attention with a cache of its own"),
+    **dict.fromkeys(("global_head_dim", "num_global_key_value_heads", "swa_head_dim", "swa_num_key_value_heads",
+                     "block_configs", "num_attention_groups"), "layers with KV heads of several shapes"),
+    "num_kv_shared_layers": "layers that share their KV",
+    "linear_attn_config": "linear attention of another kind",
+    "attn_type_list": "linear attention of another kind",
+    "is_encoder_decoder": "an encoder, whose KV is kept besides",
+    "cross_attention_layers": "cross attention, whose KV is kept besides",
+}  # fmt: skip
 _WHOLE: Final = (
     "num_key_value_heads", "head_dim", "intermediate_size", "intermediate_size_mlp", "moe_intermediate_size",
     "shared_expert_intermediate_size", "n_inner", "num_experts", "n_routed_experts", "num_local_experts", "n_shared_experts",
@@ -24,7 +35,7 @@ _READ: Final = frozenset((
     *_NEEDED, *_WHOLE, *_KINDS, *(old for old, _ in _OLD_NAMES), "model_type", "torch_dtype", "dtype", "multi_query",
     "attention_bias", "tie_word_embeddings", "topk_method", "use_sliding_window", "mamba_ssm_dtype",
     "quant_method", "quant_algo", "bits", "w_bit", "load_in_4bit", "config_groups", "weights", "num_bits",
-    *_MAMBA,
+    *_NO_CLOSED_FORM,
 ))  # fmt: skip
 _KIND_WORDS: Final = {dict: "an object", list: "a list"}
 
@@ -41,9 +52,9 @@ def checked(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ShapeError(f"{name}: config.json has no usable `{field}` (found {value!r}); a whole number is needed")
     _check_numbers(found, name)
-    for field in _MAMBA:
-        if field in found:
-            raise ShapeError(f"{name}: Mamba layers (`{field}`) have no closed form here; give the figures by hand")
+    for field, what in _NO_CLOSED_FORM.items():
+        if found.get(field):
+            raise ShapeError(f"{name}: {what} (`{field}`) cannot be sized from config.json here; give the figures by hand")
     if found.get("multi_query"):
         found.setdefault("num_key_value_heads", 1)
     found["num_key_value_heads"] = found.get("num_key_value_heads") or found["num_attention_heads"]

@@ -45,7 +45,7 @@ class KvGroup(msgspec.Struct, frozen=True, kw_only=True):
     def blocks_for(self, tokens: int, in_flight: int) -> int:
         """Blocks that one sequence holds. `in_flight`: tokens computed but not settled, kept beyond a window."""
         if self.kind is LayerKind.STATE:
-            return 1
+            return 2 if in_flight else 1  # the one being written, and the last one that can be reused
         if self.kind is LayerKind.WINDOW:
             return -(-min(tokens, self.window - 1 + in_flight) // self.block_tokens) + 1
         if self.kind is LayerKind.CHUNK:
