@@ -2,6 +2,8 @@
 
 import json
 import struct
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -192,3 +194,18 @@ def test_settings_that_cannot_work(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_token_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "org/model", "--token-file", str(tmp_path / "none"), "--output", ""]) == 1
     assert "token file" in capsys.readouterr().out
+
+
+def test_the_worker_has_it_as_a_sub_command(tmp_path: Path) -> None:
+    argv = [
+        sys.executable,
+        "-m",
+        "prefixpool_agent.worker",
+        "inspect",
+        "--model",
+        str(sharded(tmp_path / "m")),
+        "--output",
+        "",
+    ]
+    done = subprocess.run(argv, capture_output=True, timeout=60, check=True)
+    assert inspection.read(done.stdout).weight_bytes == 3 * 10**9
