@@ -98,6 +98,8 @@ class Triggers:
             registry=registry,
             settings=self._settings(),
             standalone=True,
+            # Unused, but without one kopf asks for the user's name, and a container's user has none.
+            identity="prefixpool-operator",  # type: ignore[arg-type] -- a str by another name, which kopf doesn't export
             clusterwide=not self._namespaces,
             namespaces=self._namespaces,
             stop_flag=stop,
