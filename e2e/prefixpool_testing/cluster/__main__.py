@@ -30,20 +30,19 @@ def main() -> None:
 
 
 def _run(chosen: argparse.Namespace) -> None:
-    match chosen.command:
-        case "tools":
-            toolchain.build_all()
-        case "images":
-            print(images.archive())
-        case "wheels":
-            wheels.make(chosen.folder)
-        case "api":
-            with api_server() as api:
-                _stay(api)
-        case "node":
-            with node(images.archive()) as cluster:
-                install(cluster)
-                _stay(cluster.api)
+    if chosen.command == "tools":
+        toolchain.build_all()
+    elif chosen.command == "images":
+        print(images.archive())
+    elif chosen.command == "wheels":
+        wheels.make(chosen.folder)
+    elif chosen.command == "api":
+        with api_server() as api:
+            _stay(api)
+    else:
+        with node(images.archive()) as cluster:
+            install(cluster)
+            _stay(cluster.api)
 
 
 def _stay(api: ApiServer) -> None:

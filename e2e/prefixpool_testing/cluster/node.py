@@ -58,7 +58,7 @@ class Node:
     def ctr(self, *arguments: str) -> str:
         """containerd's own client, in Kubernetes' namespace. Raises ClusterError with its words."""
         client = debian.unpacked("containerd") / "usr/bin/ctr"
-        argv = [*self._enter, client, "--address", self._socket, "--namespace", "k8s.io", *arguments]
+        argv = [*self._enter, str(client), "--address", self._socket, "--namespace", "k8s.io", *arguments]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_IMPORT_S, check=False)
         if done.returncode:
             raise ClusterError(f"ctr {' '.join(arguments)}: {done.stderr.strip()}")

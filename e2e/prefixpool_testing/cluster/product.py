@@ -10,6 +10,7 @@ from typing import Any, Final
 import aiohttp
 
 from prefixpool_operator import kube
+from prefixpool_operator.kube_client import KubeClient
 from prefixpool_testing import chart
 from prefixpool_testing.cluster import images
 from prefixpool_testing.cluster.node import Node
@@ -21,6 +22,7 @@ from prefixpool_testing.pool_client import PoolClient
 OPERATOR: Final = "deployment/prefixpool-operator"
 MODEL: Final = "SmolLM2-135M-Instruct"  # what the pools of the tests serve
 POOL_S: Final = 180.0  # pods start on a busy machine
+_SERVICE: Final = kube.Resource("v1", "Service", "services")
 _RESTRICTED: Final = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
@@ -46,7 +48,7 @@ def _image(name: str) -> dict[str, str]:
 class PoolPlace(Place):
     """A namespace of one test, with pods that run."""
 
-    def __init__(self, cluster: Node, client: kube.KubeApi, http: aiohttp.ClientSession) -> None:
+    def __init__(self, cluster: Node, client: KubeClient, http: aiohttp.ClientSession) -> None:
         super().__init__(cluster.api, client)
         self.cluster = cluster
         self._http = http
@@ -55,7 +57,7 @@ class PoolPlace(Place):
 
     async def client_of(self, pool: str) -> PoolClient:
         """Speaks to the pool's client Service."""
-        service = await self.client.get(kube.SERVICE, self.namespace, pool)
+        service = await self.client.get(_SERVICE, self.namespace, pool)
         return PoolClient(self._http, f"http://{service['spec']['clusterIP']}", "", MODEL)
 
     async def workers(self, pool: str) -> list[Any]:
