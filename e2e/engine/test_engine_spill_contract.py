@@ -7,7 +7,7 @@ from importlib import import_module
 
 import pytest
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]  # importing vLLM warns of its own affairs
 
 BASE, CPU, TIERING = "vllm.v1.kv_offload.base", "vllm.v1.kv_offload.cpu", "vllm.v1.kv_offload.tiering"
 STATS = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics"

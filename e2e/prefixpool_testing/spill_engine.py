@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from prefixpool import names
 from prefixpool_agent.supervisor.plan import Plan
 from prefixpool_testing.engine_contract.asks import exactly
 from prefixpool_testing.engine_worker import OPTIONS, EngineWorker
@@ -108,12 +109,14 @@ def spill_engine(model: str, *options: str, spec: str = "") -> Iterator[SpillEng
 
     with TemporaryDirectory(prefix="pp") as folder:
         worker = EngineWorker(Path(folder), model, *OPTIONS, *EXACT, *options)
-        worker.start(change)
         try:
+            worker.start(change)
             yield SpillEngine(worker)
-        finally:
-            left = worker.stop()
-        assert left == []
+        except BaseException:
+            print((worker.run_dir / names.RUN_ENGINE_LOG).read_text()[-20_000:])
+            worker.stop()
+            raise
+        assert worker.stop() == []
 
 
 def _with_control(config: str, spec: str) -> str:
