@@ -2,7 +2,8 @@
 
 Four local backends (one cheap process), `wrk` with 32 connections as the client, chat bodies of 1, 32 and 128 KB in eight
 messages (groups share half of their text, as documents do), answers buffered or streamed. Targets are started one after
-another and measured in `--rounds` rounds, so that drift of the machine hits all alike; the median round is reported.
+another and measured in `--rounds` rounds, so that drift of the machine hits all alike; the median round is reported, and of
+the CPU time that all processes of a target spend on one request the lowest, because busy neighbours only add to it.
 Writes build/bench/router.json. Peers live in environments of their own under the cache folder.
 """
 
@@ -111,15 +112,30 @@ def _measure(
     port, out = _free_port(), {}
     urls = [f"http://127.0.0.1:{backend}" for backend in ports]
     with contextlib.ExitStack() as stack:
+        pid = 0
         if target.argv:
-            stack.enter_context(_process(_argv(target.argv, port, urls)))
+            pid = stack.enter_context(_process(_argv(target.argv, port, urls))).pid
             _wait_until_up(port)
         else:
             port = ports[0]
         for key, script in scripts.items():
             _wrk(port, script, 1)  # warm: connections, trees, caches
-            out[key] = _wrk(port, script, seconds)
+            before_s = _cpu_s(pid)
+            row = out[key] = _wrk(port, script, seconds)
+            row["cpu_us"] = (_cpu_s(pid) - before_s) * 1e6 / row["requests"]
     return out
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU time that a process and its living children have used; 0 for no process."""
+    if not pid:
+        return 0.0
+    total_s = 0.0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that ended
+            total_s += int((task / "schedstat").read_text().split()[0]) / 1e9
+            total_s += sum(_cpu_s(int(child)) for child in (task / "children").read_text().split())
+    return total_s
 
 
 def _argv(argv: list[str], port: int, urls: list[str]) -> list[str]:
@@ -142,7 +158,7 @@ def _wrk(port: int, script: Path, seconds: int) -> dict[str, float]:
     if found is None:
         sys.exit(f"wrk said nothing usable:\n{text}")
     requests, duration_us, p99_us, errors = map(int, found.groups())
-    return {"requests_per_s": requests / duration_us * 1e6, "p99_ms": p99_us / 1000, "errors": errors}
+    return {"requests": requests, "requests_per_s": requests / duration_us * 1e6, "p99_ms": p99_us / 1000, "errors": errors}
 
 
 _LUA = """
@@ -183,10 +199,10 @@ def _body(size: int, mode: str, number: int) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def _process(argv: list[str]) -> Iterator[None]:
+def _process(argv: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     child = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
-        yield
+        yield child
     finally:
         os.killpg(child.pid, signal.SIGTERM)
         try:
@@ -226,20 +242,23 @@ def _summary(key: tuple[str, str, int, int, str], values: list[dict[str, float]]
         "workers": workers,
         "requests_per_s": round(statistics.median(row["requests_per_s"] for row in values), 1),
         "p99_ms": round(statistics.median(row["p99_ms"] for row in values), 2),
+        "cpu_us": round(min(row["cpu_us"] for row in values), 1),
         "errors": int(sum(row["errors"] for row in values)),
     }
 
 
 def _print(rows: list[dict[str, object]]) -> None:
     own = {(r["body_bytes"], r["mode"]): r for r in rows if r["target"] == "prefixpool" and r["workers"] == 1}
-    head = f"{'target':<15}{'policy':<16}{'w':>2} {'bytes':>7} {'mode':<10}{'req/s':>8}{'p99 ms':>9}{'errors':>7}"
+    head = (
+        f"{'target':<15}{'policy':<16}{'w':>2} {'bytes':>7} {'mode':<10}{'req/s':>8}{'p99 ms':>9}{'cpu us':>8}{'errors':>7}"
+    )
     print(f"{head}  prefixpool/this")
     for row in rows:
         base = own.get((row["body_bytes"], row["mode"]))
         ratio = f"{float(str(base['requests_per_s'])) / max(0.1, float(str(row['requests_per_s']))):.2f}" if base else "-"
         print(
             f"{row['target']:<15}{row['policy']:<16}{row['workers']:>2} {row['body_bytes']:>7} {row['mode']:<10}"
-            f"{row['requests_per_s']:>8}{row['p99_ms']:>9}{row['errors']:>7}  {ratio}"
+            f"{row['requests_per_s']:>8}{row['p99_ms']:>9}{row['cpu_us']:>8}{row['errors']:>7}  {ratio}"
         )
 
 
