@@ -38,8 +38,9 @@ async def client(api: ApiServer) -> AsyncIterator[KubeClient]:
 
 
 @pytest.fixture
-def place(api: ApiServer, client: KubeClient) -> Place:
-    return Place(api, client)
+def place(api: ApiServer, client: KubeClient) -> Iterator[Place]:
+    with Place(api, client) as made:
+        yield made
 
 
 @pytest.fixture

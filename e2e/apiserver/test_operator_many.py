@@ -22,7 +22,7 @@ POOLS = int(os.environ.get("OPERATOR_POOLS", "300"))
 
 async def test_hundreds_of_pools_converge(api: ApiServer) -> None:
     async with operated(api) as (client, operator):
-        place = Place(api, client)
+        place = Place(api, client)  # it ends with the API server: its pools are many
         empty_mib = memory_mib(operator.pid())
         since_bytes, started_at = api.audit_log.stat().st_size, time.monotonic()
         pools = [

@@ -14,6 +14,12 @@ async def test_one_namespace_is_looked_after_and_no_other(api: ApiServer) -> Non
     await asyncio.to_thread(install, api)  # the CRD must be there before a namespace can be given
     client = await admin_client(api)
     ours, theirs = Place(api, client), Place(api, client)
+    with ours, theirs:
+        await in_one_namespace(api, ours, theirs)
+    await client.close()
+
+
+async def in_one_namespace(api: ApiServer, ours: Place, theirs: Place) -> None:
     account = "namespaced"
     await asyncio.to_thread(install, api, account=account, namespaces=[ours.namespace])
     flags = ("--namespaces", ours.namespace, "--lease-name", account)
@@ -29,4 +35,3 @@ async def test_one_namespace_is_looked_after_and_no_other(api: ApiServer) -> Non
         assert "conditions" not in other.get("status", {})
     finally:
         operator.stop()
-        await client.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -32,8 +32,9 @@ async def client(api: ApiServer) -> AsyncIterator[KubeClient]:
 
 
 @pytest.fixture
-def place(api: ApiServer, client: KubeClient) -> Place:
-    return Place(api, client)
+def place(api: ApiServer, client: KubeClient) -> Iterator[Place]:
+    with Place(api, client) as made:
+        yield made
 
 
 @asynccontextmanager

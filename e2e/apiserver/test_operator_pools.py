@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from prefixpool.api import crd
 from prefixpool_operator import kube
 from prefixpool_operator.kube_client import KubeClient
+from prefixpool_operator.observed import Key, Raw
 from prefixpool_testing.cluster.api_server import ApiServer
+from prefixpool_testing.cluster.errors import ClusterError
 from prefixpool_testing.eventually import eventually
 from prefixpool_testing.operated import POOLS, Place, operated
 from prefixpool_testing.operator_program import ACCOUNT, NAMESPACE, OperatorProgram
@@ -60,8 +64,9 @@ async def cluster(api: ApiServer) -> AsyncIterator[tuple[ApiServer, KubeClient, 
 
 
 @pytest.fixture
-def place(cluster: tuple[ApiServer, KubeClient, OperatorProgram]) -> Place:
-    return Place(cluster[0], cluster[1])
+def place(cluster: tuple[ApiServer, KubeClient, OperatorProgram]) -> Iterator[Place]:
+    with Place(cluster[0], cluster[1]) as made:
+        yield made
 
 
 async def test_apply_makes_children_and_delete_leaves_nothing(place: Place) -> None:
@@ -98,33 +103,75 @@ async def test_apply_makes_children_and_delete_leaves_nothing(place: Place) -> N
     await eventually(nothing_left, within_s=60, what="everything of the pool is collected")
 
 
+@pytest.fixture
+def lenient(api: ApiServer) -> Iterator[None]:
+    """A CRD of before the rules: what it let in has to be read by an operator that knows better."""
+    api.apply(without_rules(crd.definition()))
+    yield
+    api.apply(crd.definition())
+
+
+def without_rules(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [without_rules(inner) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {key: without_rules(inner) for key, inner in schema.items() if key != "x-kubernetes-validations"}
+
+
+async def apply_invalid(place: Place) -> None:
+    """As soon as the API server has taken the lenient CRD up."""
+
+    async def taken() -> bool:
+        try:
+            await place.apply("p", minReplicas=1)
+        except ClusterError:
+            return False
+        return True
+
+    await eventually(taken, what="the API server lets an invalid pool in")
+
+
+@pytest.mark.usefixtures("lenient")
 async def test_an_invalid_spec_is_told_and_its_correction_is_enough(place: Place) -> None:
-    await place.apply("p", engine={"kind": "sim", "extraArgs": ["--port=9"]})
+    await apply_invalid(place)
     message = await place.until("p", "Accepted", "False", "InvalidSpec")
-    assert "--port" in message
+    assert "minReplicas" in message
     assert await place.children("p") == {}
     await place.apply("p")
     await place.until("p", "Accepted", "True")
     await place.serve("p", replicas=2)
 
 
+@pytest.mark.usefixtures("lenient")
 async def test_an_invalid_change_leaves_what_runs_alone(place: Place) -> None:
     await place.apply("p")
     await place.serve("p", replicas=2)
     before = await place.children("p")
-    await place.apply("p", engine={"kind": "sim", "extraArgs": ["--port=9"]})
+    await apply_invalid(place)
     await place.until("p", "Accepted", "False")
     after = await place.children("p")
-    assert {k: v["metadata"]["resourceVersion"] for k, v in after.items()} == {
-        k: v["metadata"]["resourceVersion"] for k, v in before.items()
-    }
+    assert versions(after) == versions(before)
 
 
-async def test_a_foreign_edit_is_put_back(place: Place) -> None:
+def versions(objects: Mapping[Key, Raw]) -> dict[Key, str]:
+    return {key: obj["metadata"]["resourceVersion"] for key, obj in objects.items()}
+
+
+async def test_a_model_that_does_not_fit_is_told_before_any_pod_starts(place: Place) -> None:
+    await place.apply("p", accelerator={"resource": "cpu", "memory": "100Mi"})
+    assert "fit" in await place.until("p", "Sized", "False", "DoesNotFit")
+    assert await place.pods("p") == []
+    await place.apply("p")
+    await place.serve("p", replicas=2)
+
+
+async def test_a_foreign_edit_is_put_back_once(place: Place) -> None:
     await place.apply("p")
     await place.serve("p", replicas=2)
     before = await place.get(SERVICE, "p")
     assert before is not None
+    since_bytes = place.api.audit_log.stat().st_size
     patch = '{"spec":{"selector":{"app":"theirs"}}}'
     await place.kubectl("patch", "service/p", "--type=merge", "-p", patch)
 
@@ -133,6 +180,10 @@ async def test_a_foreign_edit_is_put_back(place: Place) -> None:
         return now is not None and now["spec"]["selector"].items() >= before["spec"]["selector"].items()
 
     await eventually(put_back, within_s=30, what="the selector is ours again")
+    await place.kubectl("scale", f"{POOLS}/p", "--replicas=1")  # looks again, and has done so when this is done
+    await place.serve("p", replicas=1)
+    asked = [one for one in place.api.asked(since_bytes) if one.writes and one.user.username == USER]
+    assert [one.object_ref.name for one in asked if one.object_ref.resource == "services"] == ["p"]
 
 
 async def test_a_deleted_child_comes_back(place: Place) -> None:

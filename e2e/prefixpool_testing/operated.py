@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import count
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
 from prefixpool_operator import kube
 from prefixpool_operator.identity import L_POOL
@@ -29,7 +30,7 @@ _names = count(1)
 
 
 class Place:
-    """A namespace of one test. `client` has all rights, as a person with kubectl has here."""
+    """A namespace of one test; its pools end with it. `client` has all rights, as a person with kubectl has here."""
 
     def __init__(self, api: ApiServer, client: KubeClient) -> None:
         self.api = api
@@ -37,6 +38,12 @@ class Place:
         self.namespace = f"test-{next(_names)}"
         self.kubelet = PaperKubelet(client)
         api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.api.kubectl("-n", self.namespace, "delete", POOLS, "--all", "--wait=false", "--ignore-not-found")
 
     async def apply(self, name: str, **spec: Any) -> None:
         """As `kubectl apply --server-side`; fields of the spec beside or instead of `SPEC`'s. None: without the field."""
@@ -94,7 +101,12 @@ class Place:
         async def check() -> bool:
             return await self.kubelet.run_pods(self.namespace, pool) == replicas
 
+        async def counted() -> bool:
+            status = (await self.get(kube.POOL, pool) or {}).get("status", {})
+            return bool(status.get("readyReplicas") == status.get("replicas") == replicas)
+
         await eventually(check, within_s=60, what=f"{replicas} pods of {pool}")
+        await eventually(counted, what=f"{pool} says that all are ready")
         await self.until(pool, "Available", "True")
 
 
