@@ -171,7 +171,7 @@ class EngineWorker:
         self.notes = NoteListener(self.run_dir / names.RUN_NOTES_SOCK)
         self.wait_serving()
 
-    def wait_serving(self, deadline_s: float = 300) -> dict[str, Any]:
+    def wait_serving(self, deadline_s: float = 600) -> dict[str, Any]:
         """Until the present engine's gate has said hello."""
         state = self.until(lambda state: state["engine"]["phase"] == "running", deadline_s)
         end = time.monotonic() + deadline_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 import stat
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ import msgspec
 from prefixpool import names
 from prefixpool.errors import SettingsError
 from prefixpool.settings import parse
+from prefixpool_agent import shm
 from prefixpool_agent.engines.arguments import split
 from prefixpool_agent.engines.base import EngineSpec, Host
 from prefixpool_agent.engines.sim import sim_spec
@@ -117,7 +119,12 @@ def _text(value: Any) -> str:
 
 def look_at_host(model: str) -> Host:
     """The machine, as far as adapters care."""
-    return Host(python=sys.executable, cores=tuple(sorted(os.sched_getaffinity(0))), weight_bytes=_weight_bytes(Path(model)))
+    return Host(
+        python=sys.executable,
+        cores=tuple(sorted(os.sched_getaffinity(0))),
+        weight_bytes=_weight_bytes(Path(model)),
+        shm_bytes=shutil.disk_usage(shm.SHM).free if shm.SHM.is_dir() else None,
+    )
 
 
 def _weight_bytes(model: Path) -> int | None:

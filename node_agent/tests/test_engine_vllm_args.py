@@ -236,6 +236,14 @@ def test_half_a_disk_tier_is_refused(changes: dict[str, Any]) -> None:
         vllm_spec(settings(**changes), HOST)
 
 
+def test_host_memory_that_shared_memory_cannot_hold_is_refused() -> None:
+    disk = settings(host_kv_bytes=2_000_000, disk_kv_dir="/kv", disk_kv_bytes=1 << 40)
+    with pytest.raises(SettingsError, match="only 1000000 bytes are free in /dev/shm"):
+        vllm_spec(disk, HOST._replace(shm_bytes=1_000_000))
+    assert vllm_spec(settings(host_kv_bytes=2_000_000), HOST._replace(shm_bytes=1_000_000)), "private memory"
+    assert vllm_spec(disk, HOST._replace(shm_bytes=2_000_000))
+
+
 def test_connector_of_the_users_is_refused() -> None:
     for argument in ("--kv-transfer-config={}", "--kv-offloading-size 4", "--kv-transfer-config.kv_role kv_both"):
         with pytest.raises(SettingsError, match="host_kv_bytes"):

@@ -13,6 +13,7 @@ class Host(NamedTuple):
     python: str  # interpreter that has the engine installed
     cores: tuple[int, ...]  # that this process may use
     weight_bytes: int | None  # of the model's files; None: not a folder, the engine will download it
+    shm_bytes: int | None = None  # free in /dev/shm; None: not known
 
 
 class EngineSpec(NamedTuple):

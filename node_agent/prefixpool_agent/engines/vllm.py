@@ -112,6 +112,7 @@ def vllm_spec(settings: WorkerSettings, host: Host) -> EngineSpec:
             "vllm.entrypoints.openai.api_server",
             *_fixed(settings, served, block_tokens),
             *_optional(settings),
+            *_tiers(settings, host),
             *extra,
         ),
         env=_env(settings, host),
@@ -178,9 +179,12 @@ def _optional(settings: WorkerSettings) -> list[str]:
         options += ["--gpu-memory-utilization", f"{settings.memory_utilization_percent / 100:g}"]
     if settings.enforce_eager:
         options.append("--enforce-eager")
-    if tiers := kv_transfer(settings):
-        options += ["--kv-transfer-config", json.dumps(tiers)]
     return options
+
+
+def _tiers(settings: WorkerSettings, host: Host) -> list[str]:
+    config = kv_transfer(settings, host.shm_bytes)
+    return ["--kv-transfer-config", json.dumps(config)] if config else []
 
 
 def _env(settings: WorkerSettings, host: Host) -> dict[str, str]:

@@ -24,12 +24,13 @@ class DiskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     setup: str  # settings that change what is computed: chunks made with others are not read
 
 
-def kv_transfer(settings: WorkerSettings) -> dict[str, Any] | None:
+def kv_transfer(settings: WorkerSettings, shm_bytes: int | None = None) -> dict[str, Any] | None:
     """None: the device is the only tier. Raises SettingsError.
 
     On CUDA the copies between device and host are vLLM's own, on CPU ours (`specs`); what is above and below is the same.
+    `shm_bytes` are free in /dev/shm, where vLLM keeps host memory that several of its processes use.
     """
-    _check(settings)
+    _check(settings, shm_bytes)
     if not settings.host_kv_bytes:
         return None
     disk = _disk(settings)
@@ -50,11 +51,17 @@ def kv_transfer(settings: WorkerSettings) -> dict[str, Any] | None:
     }
 
 
-def _check(settings: WorkerSettings) -> None:
+def _check(settings: WorkerSettings, shm_bytes: int | None) -> None:
     if bool(settings.disk_kv_dir) != bool(settings.disk_kv_bytes):
         raise SettingsError("a disk tier needs both disk_kv_dir and disk_kv_bytes")
     if settings.disk_kv_dir and not settings.host_kv_bytes:
         raise SettingsError("a disk tier needs host_kv_bytes: all that goes to disk goes through host memory")
+    in_shm = bool(settings.disk_kv_dir) or settings.device is Device.CUDA
+    if in_shm and shm_bytes is not None and settings.host_kv_bytes > shm_bytes:
+        raise SettingsError(
+            f"host_kv_bytes={settings.host_kv_bytes}: only {shm_bytes} bytes are free in /dev/shm, where the host tier is kept;"
+            " mount a larger one there, or ask for less"
+        )
 
 
 def _eviction(eviction: KvEviction) -> dict[str, str]:
