@@ -59,7 +59,7 @@ def _check(settings: WorkerSettings, shm_bytes: int | None) -> None:
     in_shm = bool(settings.disk_kv_dir) or settings.device is Device.CUDA
     if in_shm and shm_bytes is not None and settings.host_kv_bytes > shm_bytes:
         raise SettingsError(
-            f"host_kv_bytes={settings.host_kv_bytes}: only {shm_bytes} bytes are free in /dev/shm, where the host tier is kept;"
+            f"host_kv_bytes={settings.host_kv_bytes}: only {shm_bytes} bytes are free in /dev/shm, where that tier is;"
             " mount a larger one there, or ask for less"
         )
 
