@@ -9,7 +9,7 @@ from prefixpool.api.spec import PoolSpec
 from prefixpool_operator.identity import A_INSPECTS, Component, Identity
 from prefixpool_operator.inspection import subject
 from prefixpool_operator.observed import Raw, Settings
-from prefixpool_operator.render import pods, volumes
+from prefixpool_operator.render import pods, volumes, worker
 from prefixpool_operator.render.container import SECURITY, from_secret
 
 NAME: Final = "inspect"
@@ -54,7 +54,7 @@ def _container(spec: PoolSpec, settings: Settings) -> Raw:
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["prefixpool-worker", "inspect", "--model", model.source, "--output", _MESSAGE],
         "args": ["--revision", model.revision] if model.revision else [],
-        "env": [{"name": "HOME", "value": volumes.HOME}, *token],
+        "env": worker.merged({"name": "HOME", "value": volumes.HOME}, *token, *worker.given(spec)),
         "resources": {"requests": {"cpu": "100m", "memory": str(_MEMORY)}, "limits": {"memory": str(_MEMORY)}},
         "terminationMessagePath": _MESSAGE,
         "terminationMessagePolicy": "FallbackToLogsOnError",

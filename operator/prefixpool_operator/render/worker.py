@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from prefixpool import names
 from prefixpool.api.engine import EnvVar
+from prefixpool.api.spec import PoolSpec
 from prefixpool.sizing.kv import KvDtype
 from prefixpool_operator.identity import KEY_ENGINE
 from prefixpool_operator.observed import Raw
@@ -49,17 +50,25 @@ def container(plan: Blueprint) -> Raw:
 
 
 def _environment(plan: Blueprint) -> list[Raw]:
-    """Of two variables with one name, the spec's own counts."""
     token = plan.spec.model.token_secret
-    found = [
+    return merged(
         from_field(f"{PREFIX}_REPLICA", "metadata.name"),
         *variables(PREFIX, _settings(plan)),
         {"name": "HOME", "value": volumes.HOME},
         {"name": "USER", "value": "prefixpool"},  # torch asks for a name, and the user id has none in the image
         *([from_secret("HF_TOKEN", token, "token")] if token else []),
-        *(_given(one) for one in plan.spec.engine.env),
-    ]
+        *given(plan.spec),
+    )
+
+
+def merged(*found: Raw) -> list[Raw]:
+    """Of two variables with one name the last counts; the API server takes each name once."""
     return list({one["name"]: one for one in found}.values())
+
+
+def given(spec: PoolSpec) -> list[Raw]:
+    """Variables of the spec."""
+    return [_given(one) for one in spec.engine.env]
 
 
 def _given(one: EnvVar) -> Raw:
