@@ -81,6 +81,7 @@ def _ask(folder: str, case: dict[str, Any]) -> dict[str, Any]:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
     from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.platforms import current_platform
     from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity, get_kv_cache_configs
 
     config = EngineArgs(
@@ -88,9 +89,11 @@ def _ask(folder: str, case: dict[str, Any]) -> dict[str, Any]:
         skip_tokenizer_init=True,
         load_format="dummy",
         enforce_eager=True,
+        enable_prefix_caching=True,  # as our worker does; models with states keep them differently without
         block_size=case["block_tokens"],
         kv_cache_dtype=case["kv_dtype"],
         max_model_len=case["max_model_len"],
+        mamba_ssm_cache_dtype=case.get("state_dtype", "auto"),  # on CPUs "auto" is float32, on GPUs as the model computes
     ).create_engine_config()
     # What the attention backends of GPUs ask for; on CPU, nobody would set it without an engine.
     config.cache_config.kv_cache_layout = case.get("layout", "LBHNC")
@@ -101,6 +104,7 @@ def _ask(folder: str, case: dict[str, Any]) -> dict[str, Any]:
             parallel_state.initialize_model_parallel(1, 1)
         with torch.device("meta"):
             module = initialize_model(vllm_config=config)
+    current_platform.update_block_size_for_backend(config)  # as an executor does once the model is loaded
     specs = {
         name: spec
         for name, layer in config.compilation_config.static_forward_context.items()

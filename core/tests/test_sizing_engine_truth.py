@@ -45,9 +45,9 @@ def test_parameters_and_weight_bytes_are_those_of_the_module_that_vllm_builds(mo
 
 def test_the_fixtures_cover_every_kind_of_attention() -> None:
     kinds = " ".join(model["kind"] for model in FIXTURES["models"])
-    for kind in ("MHA", "GQA", "MQA", "MLA", "sliding window", "MoE", "tied"):
+    for kind in ("MHA", "GQA", "MQA", "MLA", "sliding window", "chunks", "MoE", "tied"):
         assert kind in kinds
-    assert len(FIXTURES["models"]) >= 12
+    assert len(FIXTURES["models"]) >= 16
     assert any(case["kv_dtype"] == "fp8" for model in FIXTURES["models"] for case in model["cases"])
 
 
