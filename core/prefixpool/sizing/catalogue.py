@@ -150,6 +150,10 @@ CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = {
         "gpt_oss", (36, 2880, 2880), (64, 8, 64), 201088, num_local_experts=128, **_GPT_OSS,
         layer_types=["sliding_attention", "full_attention"] * 18,
     ),
+    "llama-4-scout": _dense(
+        "llama4_text", (48, 5120, 8192), (40, 8, 128), 202048, intermediate_size_mlp=16384, num_local_experts=16,
+        num_experts_per_tok=1, interleave_moe_layer_step=1, attention_chunk_size=8192, **_length(10485760),
+    ),
     "deepseek-v3": _dense("deepseek_v3", (61, 7168, 18432), (128, 128, 56), 129280, **_DEEPSEEK_V3),
     "deepseek-r1": _dense("deepseek_v3", (61, 7168, 18432), (128, 128, 56), 129280, **_DEEPSEEK_V3),
 }  # fmt: skip
