@@ -34,10 +34,10 @@ def test_the_reason_of_an_end_has_the_last_line_also_without_log_files() -> None
 
 
 def test_nothing_is_lost_and_lines_of_two_children_stay_whole() -> None:
-    code = "for n in range(3000): print('{0}' * 25, end='', flush=True); print('{0}' * 25, n, flush=True)"
+    code = "for n in range(300): print('{0}' * 25, end='', flush=True); print('{0}' * 25, n, flush=True)"
     said, _ = relayed(*(code.format(letter) for letter in "ab"))
     for letter in "ab":
-        assert [line for line in said.splitlines() if letter in line] == [f"{letter * 50} {n}" for n in range(3000)]
+        assert [line for line in said.splitlines() if letter in line] == [f"{letter * 50} {n}" for n in range(300)]
 
 
 def test_a_line_without_an_end_is_passed_on_too() -> None:
