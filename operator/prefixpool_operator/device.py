@@ -10,6 +10,7 @@ import msgspec
 from prefixpool.api.sizing import NO_DEVICE, known_device
 from prefixpool.api.spec import PoolSpec
 from prefixpool.sizing.catalogue import Accelerator
+from prefixpool.sizing.reasons import gib
 from prefixpool_operator.observed import Node
 from prefixpool_operator.remembered import Device, Remembered
 
@@ -50,6 +51,20 @@ def _suitable(nodes: tuple[Node, ...], spec: PoolSpec) -> list[Node]:
         if node.allocatable.get(wanted.resource, 0) >= wanted.devices
         and all(node.labels.get(label) == value for label, value in selector)
     ]
+
+
+def no_room(nodes: tuple[Node, ...] | None, spec: PoolSpec, memory_bytes: int) -> str:
+    """Where no node that a replica may run on has so much memory. Not refused: a larger node may be on its way."""
+    given = spec.engine.resources
+    if given is not None and ("memory" in given.requests or "memory" in given.limits):
+        return ""
+    largest = max((node.allocatable.get("memory", 0) for node in _suitable(nodes or (), spec)), default=0)
+    if not largest or largest >= memory_bytes:
+        return ""
+    return (
+        f" A replica asks for {gib(memory_bytes)} of its node's memory, and the largest node that it may run on has "
+        f"{gib(largest)}: lower kvCache.host.memory, set engine.resources, or add larger nodes."
+    )
 
 
 def _why_unknown(nodes: tuple[Node, ...] | None, spec: PoolSpec) -> str:

@@ -58,7 +58,7 @@ def _unsized() -> Sized:
 
 
 def _finish(view: View, spec: PoolSpec | None, work: Work, sized: Sized, accepted: Verdict) -> Plan:
-    found, deadlines = troubles.of_pods(view.pods, view.nodes, view.now_s)
+    found, deadlines = troubles.look(view)
     found += [*work.troubles, *(Trouble(reason=Reason.FOREIGN_EDITS, message=one) for one in work.insists)]
     sized_message = " ".join(filter(None, (sized.message, work.replicas.message if work.replicas else "")))
     said = {

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from prefixpool.api.engine import EngineKind
 from prefixpool.api.sizing import NO_SHAPE, ShapeSource, known_shape, sizing_request
 from prefixpool.api.spec import PoolSpec
 from prefixpool.api.status import ConditionStatus, Reason
@@ -62,7 +63,14 @@ def size(observed: Observed, spec: PoolSpec, identity: Identity) -> Sized:
         planned=Planned(spec_hash=spec_hash(spec), device=found.device, measured_blocks=blocks),
         inspected=_document(inspected, spec) if shape.source is ShapeSource.INSPECTION else None,
     )
-    return msgspec.structs.replace(sized, shape_source=shape.source, inspected=inspected, remember=remember)
+    message = sized.message + _no_room(observed, spec, sized)
+    return msgspec.structs.replace(sized, message=message, shape_source=shape.source, inspected=inspected, remember=remember)
+
+
+def _no_room(observed: Observed, spec: PoolSpec, sized: Sized) -> str:
+    if sized.plan is None or spec.engine.kind is EngineKind.SIM:
+        return ""
+    return device.no_room(observed.nodes, spec, sized.plan.host_needs.memory)
 
 
 def _document(inspected: Inspected, spec: PoolSpec) -> remembered.Inspected:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Final
 
 import msgspec
 
 from prefixpool.api.status import Reason
 from prefixpool.wire import Mode, State
+from prefixpool_operator.actions import FIELD_MANAGER
 from prefixpool_operator.observed import Node
-from prefixpool_operator.pod import Container, Pod
+from prefixpool_operator.pod import Container, Pod, seconds
 from prefixpool_operator.render import worker
+from prefixpool_operator.view import View
 
 OOM_TOLD_S: Final = 600.0  # a pod that recovered from an out-of-memory kill is told of for so long
 STUCK_S: Final = 30.0  # beyond its grace period
+_PODS_S: Final = 60.0  # in which a StatefulSet that was written has pods
 _TEXT: Final = 300  # characters of another program's message
 _SHOWN: Final = 5  # names of pods in a message
 _IMAGE: Final = frozenset(
@@ -40,24 +44,46 @@ class Deadline(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
 
 
-def of_pods(pods: Sequence[Pod], nodes: Mapping[str, Node] | None, now_s: float) -> tuple[list[Trouble], list[Deadline]]:
+def look(view: View) -> tuple[list[Trouble], list[Deadline]]:
     """The worst first; pods with the same trouble together."""
     found: dict[tuple[Reason, str], list[str]] = {}
     deadlines: list[Deadline] = []
-    for pod in pods:
-        for one in _of_pod(pod, nodes, now_s):
-            if isinstance(one, Deadline):
-                deadlines.append(one)
-            else:
-                found.setdefault((one.reason, one.message), []).append(pod.name)
+    told = ((pod.name, one) for pod in view.pods for one in _of_pod(pod, view.nodes, view.now_s))
+    for name, one in chain(told, (("", one) for one in _refused(view))):
+        if isinstance(one, Deadline):
+            deadlines.append(one)
+        else:
+            found.setdefault((one.reason, one.message), []).extend([name] if name else [])
     troubles = [
         Trouble(reason=reason, message=message, pods=tuple(sorted(names))) for (reason, message), names in found.items()
     ]
     return sorted(troubles, key=lambda one: (_SEVERITY.index(one.reason), one.pods)), deadlines
 
 
+def _refused(view: View) -> Iterator[Trouble | Deadline]:
+    """Kubernetes tells only in Events that it may not make a pod; here it shows as a StatefulSet that stays without any."""
+    if view.stateful is None or not view.replicas_now or view.workers or view.before is None or view.before.replicas:
+        return
+    written = [
+        seconds(entry["time"])
+        for entry in view.stateful["metadata"].get("managedFields") or ()
+        if entry.get("manager") == FIELD_MANAGER and entry.get("time")
+    ]
+    if not written:
+        return
+    due_s = max(written) + _PODS_S
+    if view.now_s < due_s:
+        yield Deadline(at_s=due_s)
+        return
+    told = f"`kubectl describe statefulset {view.identity.name}` says why"
+    yield Trouble(
+        reason=Reason.POD_REFUSED, message=f"no pod can be made (a quota, pod security, an admission webhook): {told}"
+    )
+
+
 # The first one found becomes the condition's reason: causes before what follows from them.
 _SEVERITY: Final = (
+    Reason.POD_REFUSED,
     Reason.NODE_LOST,
     Reason.STUCK_TERMINATING,
     Reason.OUT_OF_MEMORY,

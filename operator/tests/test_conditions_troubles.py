@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from prefixpool.wire import Mode, State
+from prefixpool_operator.actions import FIELD_MANAGER
 from prefixpool_operator.observed import Node, Raw
 from prefixpool_operator.pod import seconds
 from prefixpool_operator.troubles import OOM_TOLD_S, STUCK_S
@@ -194,6 +195,20 @@ def test_routers_of_their_own_must_be_ready_too() -> None:
     cluster.run()
     assert cluster.said()["Available"] == "False NoneReady"
     assert cluster.said()["Progressing"].startswith("True")
+
+
+def test_a_stateful_set_that_may_make_no_pods() -> None:
+    cluster = ToyCluster(pool({"replicas": 2}))
+    cluster.reconcile()
+    cluster.edit("StatefulSet", "chat", lambda obj: None, FIELD_MANAGER)
+    assert cluster.reconcile().wake_after_s == 60
+    assert cluster.said()["Degraded"] == "False Healthy"
+    cluster.now_s += 60
+    assert cluster.reconcile().wake_after_s is None
+    assert cluster.said()["Degraded"] == "True PodRefused"
+    cluster.controllers()
+    cluster.reconcile()
+    assert cluster.said()["Degraded"] == "False Healthy"
 
 
 def test_half_filled_pods_are_read() -> None:

@@ -148,6 +148,16 @@ def test_measures_of_a_former_spec_do_not_count() -> None:
     assert cluster.said()["Sized"] == "True Planned"
 
 
+def test_nodes_with_too_little_memory_are_told_before_a_pod_waits_for_one() -> None:
+    small = node(allocatable={GPU: 8, "memory": 16 << 30})
+    spec = {"engine": {"maxModelLen": 8192}, "kvCache": {"host": {"memory": "64Gi"}}}
+    cluster = on_gpus("meta-llama/Llama-3.1-8B", small, **spec)
+    assert cluster.said()["Sized"] == "True Planned"
+    assert "the largest node that it may run on has 16.0 GiB" in cluster.condition("Sized")["message"]
+    given = {**spec, "engine": {"maxModelLen": 8192, "resources": {"limits": {"memory": "12Gi"}}}}
+    assert "largest node" not in on_gpus("meta-llama/Llama-3.1-8B", small, **given).condition("Sized")["message"]
+
+
 def ended(job: Raw, message: str, uid: str = "inspect-pod") -> Raw:
     """A pod of an inspection that has ended with these words."""
     return {
