@@ -99,7 +99,7 @@ class Triggers:
             settings=self._settings(),
             standalone=True,
             # Unused, but without one kopf asks for the user's name, and a container's user has none.
-            identity="prefixpool-operator",  # type: ignore[arg-type] -- a str by another name, which kopf doesn't export
+            identity="prefixpool-operator",  # type: ignore[arg-type]  # a str by a name not exported
             clusterwide=not self._namespaces,
             namespaces=self._namespaces,
             stop_flag=stop,
