@@ -263,6 +263,18 @@ def test_a_prediction_alone_is_a_hit() -> None:
     assert index.match(keys, BLOCK, predicted.marks) == []
 
 
+def test_the_depth_of_one_boundary_is_told_by_whoever_holds_it() -> None:
+    index, predicted, keys = PrefixIndex(10_000), Predicted(10_000), keys_of(15, 2)
+    a, b = index.open_column(), index.open_column()
+    index.add(a, keys[:1], [16], Tier.HOST)
+    predicted.add(b, keys[:1], lambda known: [16][known:], until=9.0)
+    assert (index.depth(keys[0]), index.depth(keys[1])) == (16, 0)
+    assert (index.depth(keys[0], 1 << 3 * a), index.depth(keys[0], 1 << 3 * b)) == (16, 0)
+    assert index.depth(keys[0], 1 << 3 * b, predicted.marks) == 16
+    index.drop_column(a)
+    assert (index.depth(keys[0]), index.depth(keys[0], overlay=predicted.marks)) == (0, 16)
+
+
 @pytest.mark.parametrize("columns", [1, 8, 64, 256])
 def test_a_byte_budget_becomes_a_capacity(columns: int) -> None:
     assert 250_000 < capacity(64 << 20, columns) < 600_000

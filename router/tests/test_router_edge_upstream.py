@@ -144,6 +144,20 @@ async def test_what_an_engine_says_unasked_is_not_the_answer_to_the_next_request
         assert backend.connections == 1
 
 
+async def endless() -> AsyncIterator[bytes]:
+    while True:
+        yield b"x" * 100_000
+
+
+@pytest.mark.parametrize("arriving", [False, True])
+async def test_an_answer_before_the_end_of_its_request_ends_the_connection(*, arriving: bool) -> None:
+    body = endless() if arriving else b"x" * 20_000_000
+    async with upstream_to_one() as (upstream, backend):
+        backend.script(Raw(OK + b"Content-Length: 3\r\n\r\n413", read_body=False))
+        assert await read(await upstream.send(backend.url, POST._replace(body=body))) == [b"413"]
+        assert await read(await upstream.send(backend.url, POST)) == [b'{"ok":true}']
+
+
 async def test_an_engine_that_dies_of_a_request_on_a_kept_connection_is_not_taken_for_absent() -> None:
     async with Backend() as backend:
         upstream = Upstream(connect_s=1)
