@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 from prefixpool.api.crd import root_schema
 from prefixpool.api.reading import SpecError
 from prefixpool.api.schema import Schema
+from prefixpool.api.sizing import budgeted_replicas, known_device, known_shape, sizing_request
 from prefixpool.api.spec import PoolSpec
 from prefixpool.api.status import PoolStatus
+from prefixpool.sizing.errors import SizingError
+from prefixpool.sizing.plan import corrected, plan
 from prefixpool_testing.pool_rules import merged, pool
 
 ROOT = root_schema()["properties"]
@@ -65,3 +68,54 @@ def test_any_name(name: Any) -> None:
 def test_any_status(status: Any) -> None:
     found = PoolStatus.from_object({"status": status})
     assert found is None or msgspec.convert(found.to_object(), PoolStatus) == found
+
+
+SIZES = st.sampled_from(["1", "5k", "1Mi", "16Gi", "80Gi", "2Ti", "8E"])
+SMALL = st.integers(1, 1024) | st.sampled_from([1, 2, 8])
+TOKENS = st.integers(1, 100_000_000)
+
+
+def layers(*kinds: str, **more: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.fixed_dictionaries({"kind": st.sampled_from(kinds), "layers": SMALL, "heads": SMALL, **more})
+
+
+VALUES = st.integers(1, 1000)
+FIGURES = {
+    "weights": SIZES,
+    "maxModelLen": TOKENS,
+    "hiddenSize": st.integers(1, 10**6),
+    "intermediateSize": st.integers(1, 10**6),
+    "attentionHeads": SMALL,
+    "vocabularySize": st.integers(1, 10**7),
+    "kv": st.lists(
+        layers("full", "latent", valuesPerToken=VALUES)
+        | layers("window", "chunk", valuesPerToken=VALUES, window=TOKENS)
+        | layers("state", stateBytes=SIZES),
+        min_size=1,
+        max_size=4,
+    ),
+}
+DEVICES = st.fixed_dictionaries({"memory": SIZES}, optional={"tensorParallel": SMALL, "pipelineParallel": SMALL})
+ENGINES = st.fixed_dictionaries({}, optional={"blockSize": st.sampled_from([8, 32, 4096]), "maxNumSeqs": SMALL})
+BUDGETS = st.fixed_dictionaries({"residentTokens": TOKENS}) | st.fixed_dictionaries(
+    {"sessions": TOKENS, "tokensPerSession": TOKENS}
+)
+
+
+@given(st.fixed_dictionaries(FIGURES), DEVICES, ENGINES, st.none() | BUDGETS)
+def test_what_can_be_read_is_planned_within_its_device_or_refused_in_words(
+    shape: dict[str, Any], device: dict[str, Any], engine: dict[str, Any], budget: dict[str, Any] | None
+) -> None:
+    change = {"model": {"shape": shape}, "accelerator": device, "engine": engine, "kvBudget": budget}
+    spec = PoolSpec.from_object(pool(change))
+    known, there = known_shape(spec.model, spec.engine.kind), known_device(spec.accelerator)
+    assert known
+    assert there
+    request = sizing_request(spec, known.shape, there)
+    try:
+        planned = plan(request)
+    except SizingError:
+        return
+    assert planned.device_per_replica.bytes <= max(0, planned.memory.room) * spec.accelerator.devices
+    assert planned.fits is not bool(planned.short_bytes)
+    assert budgeted_replicas(spec, corrected(planned, request, 1000)) >= 1

@@ -17,7 +17,7 @@ LENGTH_MOST: Final = 32
 
 
 class Bytes(int):
-    """A number of bytes, written as a quantity."""
+    """A number of bytes, at least 1, written as a quantity."""
 
     pattern = _BYTES
 
@@ -29,8 +29,8 @@ class Bytes(int):
         assert number
         unit = text[number.end() :]
         size = -(-Fraction(number.group()) * _UNITS.get(unit, 1) // 1)
-        if size > _MOST:
-            raise ValueError(f'"{text}" is too large for a quantity of bytes; write e.g. 64Gi')
+        if not 0 < size <= _MOST:
+            raise ValueError(f'"{text}" is no usable number of bytes; write e.g. 64Gi')
         return cls(size)
 
 
