@@ -95,6 +95,14 @@ class Place:
             raise AssertionError(f"{error}; the condition is {seen}") from error
         return seen[2]
 
+    async def until_replicas(self, pool: str, replicas: int, *, within_s: float) -> None:
+        """Until so many pods are counted in the pool's status."""
+
+        async def check() -> bool:
+            return bool((await self.get(kube.POOL, pool) or {}).get("status", {}).get("replicas") == replicas)
+
+        await eventually(check, within_s=within_s, what=f"{pool} has {replicas} pods")
+
     async def serve(self, pool: str, replicas: int) -> None:
         """Until so many pods are there, which a kubelet of paper then declares ready, and the pool Available."""
 

@@ -5,9 +5,10 @@ Every write asks first whether this process still leads.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import assert_never
 
@@ -34,29 +35,44 @@ class Applier:
         self._secret = secret
         self._metrics = metrics
 
-    async def apply(self, pool: Raw, actions: Iterable[Action]) -> frozenset[Key]:
+    async def apply(self, pool: Raw, actions: Sequence[Action]) -> frozenset[Key]:
         """Names that turned out to be somebody else's. Raises KubeError at the first action that fails."""
-        foreign: set[Key] = set()
+        foreign = await self._foreign(pool, actions)
         for action in actions:
             word, (kind, name) = type(action).__name__, target(action)
+            if (kind, name) in foreign:
+                continue
             about = {"pool": pool["metadata"]["name"], "namespace": pool["metadata"]["namespace"]}
             _log.info(word, extra={**about, "object": f"{kind}/{name}", "why": action.reason})
             with self._writing(word, kind):
-                if await self._do(pool, action):
-                    foreign.add((kind, name))
-        return frozenset(foreign)
+                await self._do(pool, action)
+        return foreign
 
     async def write_status(self, pool: Raw, status: Raw) -> None:
         """The whole status, which is nobody else's. Raises KubeError; ConflictError: it is another pool by now."""
         with self._writing("WriteStatus", kube.POOL.kind):
             await self._api.apply(kube.POOL, {**_stub(pool), "status": status}, manager=FIELD_MANAGER, subresource="status")
 
-    async def _do(self, pool: Raw, action: Action) -> bool:
-        """True: nothing was done, because the name is somebody else's."""
+    async def _foreign(self, pool: Raw, actions: Sequence[Action]) -> frozenset[Key]:
+        """Of what the plan does not know of: names that exist and are somebody else's.
+
+        Looked at first instead of written by a create: fields of a create would stay when a later apply leaves them out.
+        """
+        meta = pool["metadata"]
+        keys = [key_of(action.object) for action in actions if isinstance(action, Apply) and action.absent]
+        found = await asyncio.gather(
+            *(
+                is_foreign(self._api, kube.resource_of(kind), meta["namespace"], name, pool=meta["name"])
+                for kind, name in keys
+            )
+        )
+        return frozenset(key for key, is_theirs in zip(keys, found, strict=True) if is_theirs)
+
+    async def _do(self, pool: Raw, action: Action) -> None:
         namespace = pool["metadata"]["namespace"]
         match action:
             case Apply():
-                return await self._apply(pool, action)
+                await self._api.apply(kube.resource_of(action.object["kind"]), action.object, manager=FIELD_MANAGER)
             case CreateOnce():
                 await self._create(action)
             case Delete():
@@ -70,16 +86,6 @@ class Applier:
                     await self._api.apply(kube.POOL, body, manager=FIELD_MANAGER, force=False)
             case _:
                 assert_never(action)
-        return False
-
-    async def _apply(self, pool: Raw, action: Apply) -> bool:
-        """Not by a create: its fields would stay when a later apply leaves them out."""
-        kind, name = key_of(action.object)
-        resource, meta = kube.resource_of(kind), pool["metadata"]
-        if action.absent and await is_foreign(self._api, resource, meta["namespace"], name, pool=meta["name"]):
-            return True
-        await self._api.apply(resource, action.object, manager=FIELD_MANAGER)
-        return False
 
     async def _create(self, action: CreateOnce) -> None:
         data = {key: base64.b64encode(self._secret().encode()).decode() for key in action.random_keys}
