@@ -75,6 +75,14 @@ def test_settled_is_said_only_of_the_present_generation_with_all_pods_updated() 
     assert cluster.said()["Progressing"] == "False Settled"
 
 
+def test_nothing_is_settled_before_kubernetes_has_seen_what_was_written() -> None:
+    cluster = settled()
+    assert cluster.stateful is not None
+    cluster.stateful["metadata"]["generation"] += 1
+    cluster.reconcile()
+    assert cluster.condition("Progressing")["status"] == "True"
+
+
 def test_pods_are_not_replaced_before_kubernetes_has_seen_the_new_template() -> None:
     cluster = settled()
     cluster.edit_spec("kubectl", engine={"extraArgs": ["--x"]})
@@ -129,6 +137,12 @@ def test_times_change_only_with_the_status() -> None:
     cluster.reconcile()
     assert cluster.condition("Available")["lastTransitionTime"] == before
     assert cluster.condition("Available")["observedGeneration"] == 2
+    assert cluster.said()["Progressing"] == "True Scaling"
+    assert cluster.condition("Progressing")["lastTransitionTime"] == "2027-01-15T09:00:00Z"
+    cluster.controllers()
+    cluster.now_s += 3600
+    cluster.reconcile()
+    assert cluster.said()["Progressing"] == "True Starting"
     assert cluster.condition("Progressing")["lastTransitionTime"] == "2027-01-15T09:00:00Z"
 
 
@@ -255,7 +269,10 @@ def test_routers_move_without_a_gap() -> None:
         cluster.reconcile()
         cluster.controllers()
     assert selector() == "worker"
-    assert all("initContainers" in pod["spec"] for pod in cluster.pods.values())  # nobody was replaced yet
+    for pod in cluster.pods.values():  # nobody is replaced yet
+        assert "initContainers" in pod["spec"]
+        assert "deletionTimestamp" not in pod["metadata"]
+    assert cluster.said()["Progressing"] == "True Waiting"
     status = {"replicas": 2, "updatedReplicas": 2, "readyReplicas": 2}
     cluster.children["Deployment", "chat-router"]["status"] = {"observedGeneration": 1, **status}
     cluster.run()
