@@ -302,6 +302,19 @@ def test_deleted_directory_is_empty_and_made_again(make: Make, tmp_path: Path) -
     assert make(shared=True).holds(key(1))
 
 
+def test_chunk_written_during_a_scan_is_not_forgotten(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make()
+    listed = DiskStore._files
+
+    def late(self: DiskStore, *suffixes: str) -> Iterator[Path]:
+        yield from listed(self, *suffixes)
+        write(store, 1)
+
+    monkeypatch.setattr(DiskStore, "_files", late)
+    store.scan()
+    assert store.holds(key(1))
+
+
 # -- several engines
 
 

@@ -21,7 +21,6 @@ import os
 import struct
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -29,6 +28,7 @@ from typing import Final, NamedTuple
 
 from prefixpool_agent.tiers import chunk_file
 from prefixpool_agent.tiers.chunk_file import HEAD_BYTES, NAMESPACE_BYTES, ChunkError, Head
+from prefixpool_agent.tiers.tally import Tally
 from prefixpool_agent.tiers.trail import Place
 from prefixpool_agent.tiers.worth import Ranking
 
@@ -93,7 +93,7 @@ class DiskStore:
         self._evicting = threading.Lock()
         self._collector: int | None = None  # descriptor of the lock file, while the lock is ours
         self._writer = f"{os.getpid()}-{id(self):x}"
-        self.counts: Counter[str] = Counter()
+        self.counts = Tally()
 
     def open(self) -> None:
         """Make the directory, and see that it can be written to. Raises StoreError."""
@@ -143,12 +143,12 @@ class DiskStore:
 
     def scan(self) -> None:
         """Know all that is there, and forget what is not."""
+        with self._lock:
+            known = set(self._sizes)  # before the disk is read: what is written meanwhile is not missing
         there = set()
         for path in self._files(SUFFIX):
             with contextlib.suppress(ValueError):
                 there.add(bytes.fromhex(path.parent.parent.name + path.stem))
-        with self._lock:
-            known = set(self._sizes)
         for id_ in there - known:
             self._discover(self._path(id_))
         for id_ in known - there:
@@ -244,7 +244,7 @@ class DiskStore:
                     return
                 wanted -= self._sizes.get(ids[0], 0)
                 self._remove(ids[0])
-                self.counts["evicted"] += 1
+                self.counts.add("evicted")
 
     def _reserve(self, size: int) -> bool:
         return self._count(size, most=self._limits.capacity) >= 0
@@ -285,7 +285,7 @@ class DiskStore:
                 old = self._wall() - path.stat().st_mtime > ABANDONED_S
                 if old or not (self._limits.shared or self._writer in path.name):
                     path.unlink()
-                    self.counts["left_over"] += 1
+                    self.counts.add("left_over")
 
     def _become_collector(self) -> bool:
         if self._collector is not None:

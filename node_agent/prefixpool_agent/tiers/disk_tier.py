@@ -151,7 +151,7 @@ class DiskTier(SecondaryTierManager):  # type: ignore[misc]
         keys = list(job_metadata.keys)
         waiting = self._transfers.waiting_parts + len(keys)
         if waiting > self._rows // 2 or not self._mover.takes_writes:
-            self._mover.counts["write_skipped"] += len(keys)
+            self._mover.counts.add("write_skipped", len(keys))
             self._refused.append(JobResult(job_metadata.job_id, success=False))
             return
         context = job_metadata.req_context  # there is no public way to ask it for the key at a position
@@ -184,7 +184,7 @@ class DiskTier(SecondaryTierManager):  # type: ignore[misc]
             if end.is_read and not end.whole:
                 asked.failed |= set(job.keys) - set(end.done)
             if end.late:
-                self._mover.counts["read_late" if end.is_read else "write_late"] += end.parts - len(end.done)
+                self._mover.counts.add("read_late" if end.is_read else "write_late", end.parts - len(end.done))
             if not end.is_read and end.done:
                 self._events.append(self._event(end.done, removed=False))
             moved = len(end.done) * self.block_size_bytes
@@ -216,7 +216,7 @@ class DiskTier(SecondaryTierManager):  # type: ignore[misc]
         stats.set_gauge("prefixpool:disk_used_bytes", self._care.used_bytes)
         stats.set_gauge("prefixpool:disk_capacity_bytes", self._options.capacity_bytes)
         stats.set_gauge("prefixpool:disk_chunks", len(self._store))
-        for event, count in {**self._mover.counts, **self._store.counts}.items():
+        for event, count in dict(self._store.counts).items():
             if (new := count - self._told.get(event, 0)) > 0:
                 stats.increase_counter("prefixpool:disk_events", new, (event,))
                 self._told[event] = count

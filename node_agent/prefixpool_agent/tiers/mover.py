@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -25,7 +24,7 @@ class StoreMover:
         self._clock = clock
         self._paused_until_s = float("-inf")
         self._places: dict[bytes, Place] = {}
-        self.counts: Counter[str] = Counter()
+        self.counts = store.counts  # one tally for all that happens to chunks
 
     @property
     def takes_writes(self) -> bool:
@@ -43,17 +42,18 @@ class StoreMover:
         except StoreError as error:
             self._count("read", error.failure)
             return None
-        self.counts["read"] += 1
+        self.counts.add("read")
         return payload
 
     def put(self, part: Part, payload: memoryview) -> bool:
         """See `Mover`."""
         place = self._places.pop(part.key, Place())
         if not self.takes_writes:
-            self.counts["write_skipped"] += 1
+            self.counts.add("write_skipped")
             return False
         try:
-            self.counts["written"] += self._store.write(part.key, place, payload)
+            if self._store.write(part.key, place, payload):
+                self.counts.add("written")
         except StoreError as error:
             self._count("write", error.failure)
             if self.takes_writes:
@@ -64,4 +64,4 @@ class StoreMover:
         return True
 
     def _count(self, what: str, failure: Failure) -> None:
-        self.counts[f"{what}_{failure}"] += 1
+        self.counts.add(f"{what}_{failure}")

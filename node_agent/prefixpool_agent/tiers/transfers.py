@@ -151,6 +151,7 @@ class Transfers:
             self._queues[thread.name.startswith("prefixpool-disk-1")].put(None)
         for thread in self._threads:
             thread.join(timeout=STOP_S)
+        self._pool.release()  # its owner unmaps it
 
     def _give_up(self, job: Transfer, now_s: float) -> Ended:
         with job.lock:
