@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -41,24 +42,20 @@ class Shell:
 
     async def run(self, command: str) -> str:
         """What it prints; what it leaves running in the background is ended. Raises AssertionError if it fails."""
-        process = await asyncio.create_subprocess_exec(
-            *("bash", "-ec", command),
-            cwd=ROOT,
-            env=self._environment,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            async with asyncio.timeout(400):
-                status = await process.wait()
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        assert process.stdout
-        said = (await process.stdout.read()).decode()
-        assert status == 0, f"{command}\n{said}"
-        return said
+        with tempfile.TemporaryFile("w+") as said:  # not a pipe, which the background would keep open
+            process = await asyncio.create_subprocess_exec(
+                *("bash", "-ec", command), cwd=ROOT, env=self._environment, stdout=said, stderr=said, start_new_session=True
+            )
+            try:
+                async with asyncio.timeout(400):
+                    status = await process.wait()
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            said.seek(0)
+            text = said.read()
+        assert status == 0, f"{command}\n{text}"
+        return text
 
     async def helm(self, command: str, *arguments: str) -> str:
         return await self.run(" ".join(["helm", command, chart.RELEASE, *arguments, "--namespace", chart.NAMESPACE]))
