@@ -51,6 +51,7 @@ def namespaces(folder: Path) -> Iterator[tuple[str, ...]]:
         yield enter
     finally:
         holder.stop_all()
+        _disconnect()
 
 
 def _inner(holder: Programs) -> int | None:
@@ -77,7 +78,8 @@ def _private_files(enter: tuple[str, ...], folder: Path) -> None:
 
 
 def _connect(enter: tuple[str, ...], inside: str) -> None:
-    """One cable between machine and node. It vanishes with the node, and its route with it."""
+    """One cable between machine and node, and a route through it."""
+    _disconnect()
     _run("ip", "link", "add", _LINK, "type", "veth", "peer", "name", "eth0", "netns", inside)
     _run("ip", "address", "add", f"{_MACHINE_ADDRESS}/30", "dev", _LINK)
     _run("ip", "link", "set", _LINK, "up")
@@ -90,6 +92,11 @@ def _connect(enter: tuple[str, ...], inside: str) -> None:
     )
     _run(*enter, "sh", "-ec", "\n".join(steps))
     _run("ip", "route", "add", NETWORK, "via", NODE_ADDRESS)
+
+
+def _disconnect() -> None:
+    """A network whose last connections still time out outlives the node, and would keep the cable for minutes."""
+    subprocess.run(["ip", "link", "delete", _LINK], capture_output=True, timeout=_STEP_S, check=False)
 
 
 def _run(*argv: str) -> None:

@@ -128,7 +128,6 @@ class Node:
             "kubeconfig": self.api.kubeconfig_of_user(f"system:node:{NODE}"),
             "hostname-override": NODE,
             "node-ip": NODE_ADDRESS,
-            "root-dir": self.folder / "kubelet",
             "cert-dir": self.folder / "kubelet-pki",
         }
         self.programs.start("kubelet", [tool("kubelet"), *as_flags(flags)])
@@ -195,8 +194,8 @@ def _pod_network(state: Path) -> object:
 def _containerd_toml(folder: Path, socket: str, cni: Path) -> str:
     return f"""\
 version = 2
-root = "{folder}/containerd"
-state = "/run/prefixpool-containerd"
+root = "/run/prefixpool/containerd"  # in memory, and gone with the node: unpacked images are many small files
+state = "/run/prefixpool/containerd-state"
 [grpc]
   address = "{socket}"
 [plugins."io.containerd.grpc.v1.cri"]
