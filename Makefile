@@ -49,6 +49,14 @@ test: .venv/.ready ## unit and component tests, on the sim engine
 test-engine: setup-engine ## the same promises on real vLLM
 	@MODEL=$(MODEL) .venv-engine/bin/pytest -q -m engine e2e/engine
 
+e2e: .venv/.ready ## a real API server, then a whole one-node Kubernetes with our images (root, Go on PATH)
+	@scripts/cluster tools
+	@.venv/bin/pytest -q e2e/apiserver --durations=5
+	@.venv/bin/pytest -q e2e/cluster --durations=5
+
+wheels: .venv/.ready ## the build context of images/Dockerfile, in build/wheels
+	@scripts/cluster wheels build/wheels
+
 soak: .venv/.ready ## behaviour over minutes: deaths at any moment, aborts, memory (SOAK_S=300 seconds each, SOAK_SEED=1)
 	@.venv/bin/pytest -q -s e2e/soak
 
@@ -82,4 +90,4 @@ bench: .venv/.ready setup-engine ## figures: decision, memory, agents, router be
 clean: ## remove environments and build outputs of this checkout
 	@rm -rf .venv .venv-engine build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup setup-engine model check test test-engine soak demo docs crds bench clean
+.PHONY: help setup setup-engine model check test test-engine e2e wheels soak demo docs crds bench clean

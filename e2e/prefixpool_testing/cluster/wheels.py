@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 from typing import Final
 
+from prefixpool_testing.cluster import cache
 from prefixpool_testing.cluster.errors import ClusterError
 
 ROOT: Final = Path(__file__).parents[3]
@@ -45,9 +45,11 @@ def make(target: Path) -> None:
 
 
 def _uv() -> str:
-    found = os.environ.get("UV") or shutil.which("uv")
+    """That of the Makefile, or any other."""
+    own = max(cache.folder().parent.glob("uv-*/bin/uv"), default=None)
+    found = str(own) if own else shutil.which("uv")
     if found is None:
-        raise ClusterError("uv is missing: use `make e2e` or `make wheels`, which bring it, or set UV to its path")
+        raise ClusterError("uv is missing: `make setup` brings it")
     return found
 
 
