@@ -53,7 +53,7 @@ def without(value: Any, path: tuple[Any, ...], instead: Any) -> None:
         value[path[-1]] = instead
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_something_is_missing(data: st.DataObject) -> None:
     cluster = copy.deepcopy(_BUSY)
@@ -67,7 +67,7 @@ def test_something_is_missing(data: st.DataObject) -> None:
     assert plan(observed) == plan(observed)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_something_in_the_pool_is_odd(data: st.DataObject) -> None:
     cluster = copy.deepcopy(_BUSY)

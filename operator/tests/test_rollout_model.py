@@ -89,5 +89,5 @@ class Rollouts(RuleBasedStateMachine):
         assert len(self.cluster.pods) == self.replicas
 
 
-Rollouts.TestCase.settings = settings(max_examples=8, stateful_step_count=30, deadline=None)
+Rollouts.TestCase.settings = settings(max_examples=6, stateful_step_count=25, deadline=None)
 TestRollouts: Any = Rollouts.TestCase
