@@ -1,0 +1,112 @@
+"""Watching: started again when it ends by itself, ended with its owner. What kopf does is tested on a real API server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import kopf
+import pytest
+from kubernetes.aio.client import Configuration
+from prometheus_client import CollectorRegistry
+
+from prefixpool_operator import kube, triggers
+from prefixpool_operator.controller import PoolKey
+from prefixpool_operator.metrics import OperatorMetrics
+from prefixpool_operator.triggers import Triggers
+from prefixpool_testing.eventually import eventually
+
+
+async def load() -> Configuration:
+    return Configuration(host="http://127.0.0.1:9")
+
+
+def made(registry: CollectorRegistry, wake: Callable[[PoolKey], None] = lambda key: None) -> Triggers:
+    return Triggers(wake, load, namespaces=(), kinds=(kube.POD,), timeout_s=1, metrics=OperatorMetrics(registry))
+
+
+async def until_stopped(stop_flag: threading.Event, **_: Any) -> None:
+    await asyncio.to_thread(stop_flag.wait)
+
+
+async def test_watching_that_breaks_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    lives: list[str] = []
+
+    async def operator(**settings: Any) -> None:
+        lives.append(threading.current_thread().name)
+        if len(lives) < 3:
+            raise RuntimeError("the watch is gone")
+        await until_stopped(**settings)
+
+    monkeypatch.setattr(kopf, "operator", operator)
+    monkeypatch.setattr(triggers, "_FIRST_PAUSE_S", 0.01)
+    registry = CollectorRegistry()
+    running = asyncio.create_task(made(registry).run())
+
+    async def third_life() -> bool:
+        return len(lives) == 3
+
+    await eventually(third_life, what="it is started a third time")
+    assert registry.get_sample_value("prefixpool_operator_watch_restarts_total") == 2
+    assert threading.current_thread().name not in lives, "kopf has a thread and a loop of its own"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_watching_ends_with_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    async def operator(**settings: Any) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        await until_stopped(**settings)
+        ended.set()
+
+    monkeypatch.setattr(kopf, "operator", operator)
+    running = asyncio.create_task(made(CollectorRegistry()).run())
+    await begun.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert ended.is_set()
+
+
+async def test_events_wake_the_pool_whose_label_they_bear(monkeypatch: pytest.MonkeyPatch) -> None:
+    woken: asyncio.Queue[PoolKey] = asyncio.Queue()
+    here = threading.current_thread()
+
+    def wake(key: PoolKey) -> None:
+        assert threading.current_thread() is here, "in the controller's loop"
+        woken.put_nowait(key)
+
+    async def operator(registry: kopf.OperatorRegistry, **settings: Any) -> None:
+        handlers = {handler.id: handler.fn for handler in registry._watching.get_all_handlers()}
+        assert not registry._changing.get_all_handlers(), "these would write annotations"
+        assert not registry._spawning.get_all_handlers(), "these would write finalizers"
+        unlabelled = {"metadata": {"namespace": "ns", "name": "theirs"}}
+        labelled = {"metadata": {"namespace": "ns", "name": "p-0", "labels": {"prefixpool.dev/pool": "p"}}}
+        pool = {"metadata": {"namespace": "ns", "name": "q"}}
+        for name, body in (("pods", unlabelled), ("pods", labelled), ("inferencepools", pool)):
+            handler: Any = handlers[name]
+            await handler(body=body)
+        await until_stopped(**settings)
+
+    monkeypatch.setattr(kopf, "operator", operator)
+    running = asyncio.create_task(made(CollectorRegistry(), wake).run())
+    assert await woken.get() == PoolKey("ns", "p")
+    assert await woken.get() == PoolKey("ns", "q")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_kopf_logs_in_as_the_rest_of_the_operator_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def load() -> Configuration:
+        found = Configuration(host="https://10.0.0.1")
+        found.api_key["BearerToken"] = "Bearer sesame"
+        found.ssl_ca_cert = "/ca.crt"
+        return found
+
+    metrics = OperatorMetrics(CollectorRegistry())
+    info = await Triggers(lambda key: None, load, namespaces=(), kinds=(), timeout_s=1, metrics=metrics)._login()
+    assert (info.server, info.ca_path, info.scheme, info.token) == ("https://10.0.0.1", "/ca.crt", "Bearer", "sesame")
