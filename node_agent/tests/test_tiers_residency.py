@@ -155,6 +155,9 @@ def test_what_the_engine_restores_moves_to_the_device_and_back(rig: Rig) -> None
     rig.flush()
     assert {tier for tier, _ in rig.picture} == {Tier.DISK}
     assert rig.predicted(CHAT, QUESTION) == before
+    rig.residency.cleared(external=True)
+    rig.flush()
+    assert rig.predicted(CHAT, QUESTION) == before, "a reset leaves the disk alone"
 
 
 def test_request_on_a_path_without_tokens_is_not_placed_wrongly(rig: Rig) -> None:

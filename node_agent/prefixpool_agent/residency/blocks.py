@@ -208,14 +208,14 @@ class BlockTrie:
             self._prune(block)
 
     def cleared(self, external: bool) -> None:
-        """The device tier is empty; `external`: lower tiers, too."""
+        """The device tier is empty; `external`: host memory, too. What is on disk stays, vLLM never resets that."""
         self._suspected.clear()
         self._spent.clear()
         self.on_device = 0
         for block in self._blocks.values():
             block.device = 0
             if external:
-                block.host = block.disk = False
+                block.host = False
         for child in self.root.children():
             self._relevel(child)
         for block in list(self._blocks.values()):
