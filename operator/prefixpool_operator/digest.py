@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -17,9 +18,7 @@ def digest(value: Any) -> str:
 def given(value: Any) -> Any:
     """What of a struct differs from its defaults, all the way down: fields that a later version adds change nothing."""
     if isinstance(value, msgspec.Struct):
-        found = {
-            field.name: getattr(value, field.name) for field in msgspec.structs.fields(type(value)) if _set(value, field)
-        }
+        found = {name: getattr(value, name) for name, default in _defaults(type(value)) if getattr(value, name) != default}
         return {name: given(inner) for name, inner in found.items()}
     if isinstance(value, Enum):
         return value.value
@@ -32,9 +31,10 @@ def given(value: Any) -> Any:
     return int(value) if type(value) is not bool and isinstance(value, int) else value
 
 
-def _set(value: msgspec.Struct, field: msgspec.structs.FieldInfo) -> bool:
-    default = field.default
-    if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
-        default = field.default_factory()
-    found: Any = getattr(value, field.name)
-    return bool(found != default)
+@cache
+def _defaults(kind: type[msgspec.Struct]) -> list[tuple[str, Any]]:
+    """Fields and their defaults; NODEFAULT is equal to no value. Asking msgspec takes a millisecond, hence the cache."""
+    return [
+        (field.name, field.default_factory() if callable(field.default_factory) else field.default)
+        for field in msgspec.structs.fields(kind)
+    ]

@@ -76,7 +76,7 @@ def _acting(observed: Observed, work: Work, plan: Blueprint, sized: Sized, wante
     assert work.target is not None
     assert work.replicas is not None
     leaving = [f"{kind} {name}" for kind, name in settled.leaving]
-    waits = f"waits until {', '.join(leaving)} of a former pool is gone" if leaving else work.waits
+    waits = f"waits until {', '.join(leaving)}, which is being deleted, is gone" if leaving else work.waits
     steady = view.stateful is not None and view.templates_seen and not _writes(settled.actions, view)
     now = step(view.workers, work.target) if steady and not waits else Step()
     fill = [work.replicas.fill] if work.replicas.fill else []

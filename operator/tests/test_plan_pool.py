@@ -191,7 +191,7 @@ def test_children_of_a_former_pool_of_the_name_are_waited_for() -> None:
     }
     assert names == set()
     cluster.reconcile()
-    assert "former pool" in cluster.condition("Progressing")["message"]
+    assert "which is being deleted" in cluster.condition("Progressing")["message"]
 
 
 def test_scale_down_leaves_the_choice_to_the_stateful_set() -> None:
