@@ -59,6 +59,7 @@ class Elector:
         self._seen: Raw | None = None  # the Lease's spec as last seen, and since when it is so
         self._seen_at = 0.0
         self._renewed_at: float | None = None
+        self.problem = ""  # why the last try got no answer about the Lease
 
     def leads(self) -> bool:
         """Whether this process may write. False already before others may."""
@@ -96,12 +97,15 @@ class Elector:
         try:
             async with asyncio.timeout(self._patience_s(asked_at)):
                 lease = await self._read()
+                self.problem = ""
                 if not self._mine_to_take(lease):
                     self._renewed_at = None
                     return False
                 await self._write(lease, holder=self._identity)
         except (KubeError, TimeoutError) as error:
-            _log.warning("the lease could not be taken or renewed", extra={"error": str(error) or "no answer in time"})
+            said = str(error) or "no answer in time"
+            self.problem = f"the lease could not be taken or renewed: {said}"
+            _log.warning("the lease could not be taken or renewed", extra={"error": said})
             return False
         self._renewed_at = asked_at
         return True

@@ -62,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # time stamps would double what is scraped
         logs.setup(settings.log_level, json=settings.log_format is LogFormat.JSON)
         logging.getLogger("kopf").setLevel(logging.WARNING)  # its lines bear all its settings, one for each event
+        logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # it warns that signals are not its business
         uvloop.run(_until_stopped(settings))
     except (SettingsError, OSError) as error:
         sys.stderr.write(f"prefixpool-operator: {error}\n")

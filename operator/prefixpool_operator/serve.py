@@ -157,7 +157,9 @@ def _health(elector: Elector, controller: Controller) -> Health:
     """One that waits to lead is ready: it does all that is asked of it."""
 
     def not_ready() -> str:
-        return "" if controller.synced.is_set() or not elector.leads() else "pools were not listed yet"
+        if not elector.leads():
+            return elector.problem
+        return "" if controller.synced.is_set() else "pools were not listed yet"
 
     return Health(dead=lambda: controller.stale() if elector.leads() else "", not_ready=not_ready)
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from prefixpool_operator.election import Elector, LeadershipLostError, LeaseTerms
-from prefixpool_operator.kube import LEASE, UnavailableError
+from prefixpool_operator.kube import LEASE, ForbiddenError, UnavailableError
 from prefixpool_testing.fake_kube import FakeKube
 
 TERMS = LeaseTerms(duration_s=15, renew_s=10, retry_s=2)
@@ -163,3 +163,15 @@ async def test_a_release_that_fails_is_no_error() -> None:
     api.fail = lambda verb, kind, name: UnavailableError("down")
     await first.release()
     assert not first.leads()
+
+
+async def test_a_lease_that_cannot_be_read_is_told_until_it_can() -> None:
+    api = FakeKube()
+    api.fail = lambda verb, kind, name: ForbiddenError("leases is forbidden")
+    first = elector(api, "first")
+    waiting = asyncio.create_task(first.acquire())
+    await asyncio.sleep(1)
+    assert "leases is forbidden" in first.problem
+    api.fail = lambda verb, kind, name: None
+    await waiting
+    assert first.problem == ""
