@@ -14,34 +14,40 @@ from prefixpool_operator import kube
 from prefixpool_operator.actions import FIELD_MANAGER
 from prefixpool_operator.controller import PoolKey
 from prefixpool_operator.identity import L_POOL
+from prefixpool_operator.inventory import Inventory
 from prefixpool_operator.kube import KubeApi, Resource
-from prefixpool_operator.observed import Raw
+from prefixpool_operator.observed import Node, Raw
 
 MANAGED: Final = f"app.kubernetes.io/managed-by={FIELD_MANAGER}"
-_WHOLE_ROUNDS: Final = 10  # in which every pool is looked at, changed or not: Secrets, nodes and agents are in no list here
+_WHOLE_ROUNDS: Final = 10  # in which every pool is looked at, changed or not: Secrets and agents are in no list here
 
 _Versions = frozenset[tuple[str, str]]  # (uid, resource version) of a pool and all that is its
 
 
 class Changes:
-    """`namespaces`: those looked at, ("",) for all."""
+    """`namespaces`: those looked at, ("",) for all. Other nodes concern every pool."""
 
-    def __init__(self, api: KubeApi, *, namespaces: tuple[str, ...], kinds: tuple[Resource, ...]) -> None:
+    def __init__(
+        self, api: KubeApi, inventory: Inventory, *, namespaces: tuple[str, ...], kinds: tuple[Resource, ...]
+    ) -> None:
         self._api = api
+        self._inventory = inventory
         self._namespaces = namespaces
         self._kinds = kinds
         self._before: Mapping[PoolKey, _Versions] = {}
+        self._nodes_before: tuple[Node, ...] | None = None
         self._round = 0
 
     async def pools(self) -> list[PoolKey]:
         """Raises KubeError; then the next call compares with the last one that succeeded."""
-        now = await self._versions()
+        now, nodes = await self._versions(), await self._inventory.nodes()
         before, self._before = self._before, now
+        moved, self._nodes_before = nodes != self._nodes_before, nodes
         self._round = (self._round + 1) % _WHOLE_ROUNDS
         return [
             key
             for place, key in enumerate(sorted(now.keys() | before.keys()))
-            if place % _WHOLE_ROUNDS == self._round or now.get(key) != before.get(key)
+            if moved or place % _WHOLE_ROUNDS == self._round or now.get(key) != before.get(key)
         ]
 
     async def _versions(self) -> Mapping[PoolKey, _Versions]:

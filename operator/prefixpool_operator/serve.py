@@ -123,9 +123,10 @@ def _controller(
     settings: OperatorSettings, api: KubeClient, session: aiohttp.ClientSession, elector: Elector, metrics: OperatorMetrics
 ) -> Controller:
     kinds = _children(settings)
+    inventory = ClusterInventory(api, fresh_s=settings.resync_s / 2, clock=time.monotonic)
     observer = Observer(
         api,
-        ClusterInventory(api, fresh_s=settings.resync_s, clock=time.monotonic),
+        inventory,
         HttpAgents(session, timeout_s=settings.agent_timeout_s),
         kinds=kinds,
         settings=Settings(
@@ -138,7 +139,7 @@ def _controller(
         now=time.time,
     )
     applier = Applier(api, leads=elector.leads, secret=lambda: secrets.token_urlsafe(_SECRET_BYTES), metrics=metrics)
-    changes = Changes(api, namespaces=settings.namespaces or ("",), kinds=(*kinds, kube.POD, kube.CLAIM))
+    changes = Changes(api, inventory, namespaces=settings.namespaces or ("",), kinds=(*kinds, kube.POD, kube.CLAIM))
     return Controller(
         Reconciler(observer, plan, applier, EventPoster(api, now=time.time)).reconcile,
         changes.pools,

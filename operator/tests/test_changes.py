@@ -8,6 +8,7 @@ from prefixpool_operator import kube
 from prefixpool_operator.changes import _WHOLE_ROUNDS, Changes
 from prefixpool_operator.controller import PoolKey
 from prefixpool_operator.identity import L_POOL
+from prefixpool_operator.inventory import ClusterInventory
 from prefixpool_operator.kube import UnavailableError
 from prefixpool_testing.fake_kube import FakeKube
 
@@ -15,7 +16,7 @@ KINDS = (kube.STATEFUL_SET, kube.POD)
 
 
 def changes(api: FakeKube, *namespaces: str) -> Changes:
-    return Changes(api, namespaces=namespaces or ("",), kinds=KINDS)
+    return Changes(api, ClusterInventory(api, fresh_s=-1, clock=lambda: 0), namespaces=namespaces or ("",), kinds=KINDS)
 
 
 def put_pod(api: FakeKube, name: str, pool: str) -> None:
@@ -61,6 +62,15 @@ async def test_what_did_not_change_has_its_turn_all_the_same_once_in_a_while() -
     rounds = [await made.pools() for _ in range(_WHOLE_ROUNDS)]
     assert all(len(looked) == 2 for looked in rounds)
     assert len({key for looked in rounds for key in looked}) == 2 * _WHOLE_ROUNDS
+
+
+async def test_another_node_concerns_every_pool() -> None:
+    """A pool that could not be sized waits for just that."""
+    api = FakeKube()
+    made = await settled(api)
+    api.put(kube.NODE, "gpu-0", namespace="", metadata={"labels": {"nvidia.com/gpu.memory": "81920"}})
+    assert len(await made.pools()) == 2 * _WHOLE_ROUNDS
+    assert len(await made.pools()) == 2
 
 
 async def test_an_outage_forgets_nothing() -> None:
