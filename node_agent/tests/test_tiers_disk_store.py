@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
-from prefixpool_agent.tiers import disk_store
+from prefixpool_agent.tiers import chunk_io
 from prefixpool_agent.tiers.chunk_file import HEAD_BYTES
-from prefixpool_agent.tiers.disk_store import ABANDONED_S, DiskStore, Failure, Limits, StoreError
+from prefixpool_agent.tiers.disk_ledger import Failure, StoreError
+from prefixpool_agent.tiers.disk_store import ABANDONED_S, DiskStore, Limits
 from prefixpool_agent.tiers.trail import Place
 from prefixpool_agent.tiers.worth import recompute
 
@@ -263,7 +264,7 @@ def test_failed_write_leaves_nothing_behind(
         os.write(descriptor, buffers[0])
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(disk_store.os, "writev", fails)
+    monkeypatch.setattr(chunk_io.os, "writev", fails)
     assert failure(store, write, 1) is expected
     assert files(tmp_path) == []
     assert (store.used, store.holds(key(1))) == (0, False)
@@ -300,6 +301,14 @@ def test_deleted_directory_is_empty_and_made_again(make: Make, tmp_path: Path) -
     write(store, 1)
     assert read(store, 1) == PAYLOAD
     assert make(shared=True).holds(key(1))
+
+
+def test_directory_made_again_by_others_has_one_collector(make: Make, tmp_path: Path) -> None:
+    one = make(shared=True)
+    shutil.rmtree(tmp_path / "kv")
+    two = make(shared=True)
+    one.collect()
+    assert (one._ledger._collector is None) != (two._ledger._collector is None)
 
 
 def test_chunk_written_during_a_scan_is_not_forgotten(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ import logging
 import threading
 from typing import Final
 
-from prefixpool_agent.tiers.disk_store import DiskStore, StoreError
+from prefixpool_agent.tiers.disk_ledger import StoreError
+from prefixpool_agent.tiers.disk_store import DiskStore
 
 SHARED_S: Final = 30.0  # what others wrote and removed is known by then
 ALONE_S: Final = 300.0  # nobody else should touch it
@@ -41,14 +42,17 @@ class Care:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            try:
-                self._store.open()
-                self._store.collect()
-                self.used_bytes = self._store.used
-            except StoreError as error:
-                _log.error("disk tier: %s", error)
-                self._soon.set()
-            if self._soon.is_set():
-                self._stopped.wait(SOON_S)
-                self._soon.clear()
-            self._soon.wait(self._every_s)
+            self._soon.wait(self._look())
+            self._soon.clear()
+            self._stopped.wait(SOON_S)
+
+    def _look(self) -> float:
+        """Seconds until the next look, unless something fails before."""
+        try:
+            self._store.open()
+            self._store.collect()
+        except StoreError as error:
+            _log.error("disk tier: %s", error)
+            return SOON_S
+        self.used_bytes = self._store.used
+        return self._every_s

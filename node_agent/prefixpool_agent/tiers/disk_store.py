@@ -14,20 +14,17 @@ anybody at any time: what is gone is a miss.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
-import logging
 import os
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from prefixpool_agent.tiers import chunk_file
 from prefixpool_agent.tiers.chunk_file import HEAD_BYTES, NAMESPACE_BYTES, ChunkError, Head
+from prefixpool_agent.tiers.chunk_io import read_whole, unlink, write_all
+from prefixpool_agent.tiers.disk_ledger import Failure, Ledger, StoreError, store_error
 from prefixpool_agent.tiers.tally import Tally
 from prefixpool_agent.tiers.trail import Place
 from prefixpool_agent.tiers.worth import Ranking
@@ -37,29 +34,6 @@ TEMPORARY: Final = ".tmp"
 ABANDONED_S: Final = 300.0  # nobody writes a chunk for so long: its writer is dead
 LOW_WATER: Final = 0.95  # of the capacity: the collector evicts down to there, not file by file
 REMEMBERED: Final = 65_536  # evicted chunks
-_COUNT: Final = struct.Struct("<q")
-_log = logging.getLogger(__name__)
-
-
-class Failure(StrEnum):
-    """Why a chunk was not read or written. Names of a metric's label."""
-
-    ABSENT = "absent"  # gone, or never there
-    CORRUPT = "corrupt"  # not what was written
-    UNREADABLE = "unreadable"
-    FULL = "full"  # the capacity is used up, and nothing may go
-    DISK_FULL = "disk_full"  # the file system's
-    READ_ONLY = "read_only"
-    DENIED = "denied"
-    BROKEN = "broken"  # any other error of the system
-
-
-class StoreError(Exception):
-    """A chunk was not read or written."""
-
-    def __init__(self, failure: Failure, words: str) -> None:
-        super().__init__(f"{failure}: {words}")
-        self.failure = failure
 
 
 class Limits(NamedTuple):
@@ -91,7 +65,7 @@ class DiskStore:
         self._sizes: dict[bytes, int] = {}
         self._removed: list[bytes] = []
         self._evicting = threading.Lock()
-        self._collector: int | None = None  # descriptor of the lock file, while the lock is ours
+        self._ledger = Ledger(directory, limits.capacity)
         self._writer = f"{os.getpid()}-{id(self):x}"
         self.counts = Tally()
 
@@ -103,13 +77,11 @@ class DiskStore:
             probe.write_bytes(b"")
             probe.unlink()
         except OSError as error:
-            raise _store_error(error) from error
+            raise store_error(error) from error
 
     def close(self) -> None:
         """Let another be the collector."""
-        if self._collector is not None:
-            os.close(self._collector)
-            self._collector = None
+        self._ledger.close()
 
     # -- what is there
 
@@ -124,7 +96,7 @@ class DiskStore:
     @property
     def used(self) -> int:
         """Bytes of all files of the directory, those being written included."""
-        return self._count(0)
+        return self._ledger.count(0)
 
     def holds(self, key: bytes) -> bool:
         """As far as this process knows. Asks no disk."""
@@ -161,7 +133,7 @@ class DiskStore:
         id_ = self._namespace + key
         path = self._path(id_)
         try:
-            payload = chunk_file.verify(_read_whole(path, buffer), self._namespace, key)
+            payload = chunk_file.verify(read_whole(path, buffer), self._namespace, key)
         except FileNotFoundError as error:
             self._forget(id_)
             raise StoreError(Failure.ABSENT, path.name) from error
@@ -192,12 +164,12 @@ class DiskStore:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with fresh.open("wb", buffering=0) as file:
-                _write_all(file.fileno(), head, payload)
+                write_all(file.fileno(), head, payload)
             fresh.rename(path)
         except OSError as error:
-            _unlink(fresh)
-            self._count(-size)
-            raise _store_error(error) from error
+            unlink(fresh)
+            self._ledger.count(-size)
+            raise store_error(error) from error
         self._know(self._namespace + key, place, size, self._wall())
         return True
 
@@ -208,11 +180,11 @@ class DiskStore:
 
         Raises StoreError if the directory cannot be used; a directory that was deleted is made again, empty.
         """
-        if not self._directory.is_dir():
+        if not self._ledger.in_place():
             self.close()
             self.open()
         self.scan()
-        if self._become_collector():
+        if self._ledger.collects():
             self._clean()
             self._recount()
             self._evict(self.used - self._limits.capacity)
@@ -222,19 +194,19 @@ class DiskStore:
         try:
             status = os.statvfs(self._directory)
         except OSError as error:
-            raise _store_error(error) from error
+            raise store_error(error) from error
         if (missing := self._limits.free + size - status.f_bavail * status.f_frsize) > 0:
             self._evict(missing)
             raise StoreError(Failure.DISK_FULL, f"less than {self._limits.free} bytes are free")
-        if self._reserve(size):
+        if self._ledger.reserve(size):
             return
         self._evict(self.used + size - int(LOW_WATER * self._limits.capacity))
-        if not self._reserve(size):
+        if not self._ledger.reserve(size):
             raise StoreError(Failure.FULL, f"{self._limits.capacity} bytes are in use")
 
     def _evict(self, wanted: int) -> None:
         """As the collector, remove what is worth least, at least so many bytes."""
-        if wanted <= 0 or not self._become_collector():
+        if wanted <= 0 or not self._ledger.collects():
             return
         with self._evicting:
             while wanted > 0:
@@ -246,29 +218,6 @@ class DiskStore:
                 self._remove(ids[0])
                 self.counts.add("evicted")
 
-    def _reserve(self, size: int) -> bool:
-        return self._count(size, most=self._limits.capacity) >= 0
-
-    def _count(self, change: int, most: int | None = None) -> int:
-        """Change `used` under its lock; the new count, or -1 and no change if it would be more than `most`."""
-        try:
-            descriptor = os.open(self._directory / "used", os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                raw = os.pread(descriptor, _COUNT.size, 0)
-                count = max(0, (_COUNT.unpack(raw)[0] if len(raw) == _COUNT.size else 0) + change)
-                if most is not None and count > most:
-                    return -1
-                if change:
-                    os.pwrite(descriptor, _COUNT.pack(count), 0)
-                return count
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            if change > 0:
-                raise _store_error(error) from error
-            return 0  # the collector counts again
-
     def _recount(self) -> None:
         """What the files really take; of what is being written meanwhile, up to one file a writer is missed."""
         used = self.used
@@ -276,7 +225,7 @@ class DiskStore:
         for path in self._files(SUFFIX, TEMPORARY):
             with contextlib.suppress(OSError):
                 sizes += path.stat().st_size
-        self._count(sizes - used)
+        self._ledger.count(sizes - used)
 
     def _clean(self) -> None:
         """Files that a dead writer left. Where nobody else writes, all but our own are."""
@@ -286,21 +235,6 @@ class DiskStore:
                 if old or not (self._limits.shared or self._writer in path.name):
                     path.unlink()
                     self.counts.add("left_over")
-
-    def _become_collector(self) -> bool:
-        if self._collector is not None:
-            return True
-        try:
-            descriptor = os.open(self._directory / "collector", os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            return False
-        self._collector = descriptor
-        return True
 
     # -- inside
 
@@ -343,43 +277,5 @@ class DiskStore:
         """Evicted, or no good."""
         size = self._sizes.get(id_, 0)
         self._forget(id_)
-        if _unlink(self._path(id_)):
-            self._count(-size)
-
-
-def _read_whole(path: Path, buffer: bytearray) -> memoryview:
-    """Raises OSError, or ChunkError for a file that is longer than any chunk."""
-    view = memoryview(buffer)
-    with path.open("rb", buffering=0) as file:
-        if os.fstat(file.fileno()).st_size > len(view):
-            raise ChunkError(f"more than {len(view)} bytes")
-        read = 0
-        while more := file.readinto(view[read:]):
-            read += more
-    return view[:read]
-
-
-def _write_all(descriptor: int, head: bytes, payload: bytes | bytearray | memoryview) -> None:
-    written = os.writev(descriptor, [head, payload])
-    whole = memoryview(head + bytes(payload)) if written < len(head) + len(payload) else memoryview(b"")
-    while written < len(whole):
-        written += os.write(descriptor, whole[written:])
-
-
-def _unlink(path: Path) -> bool:
-    try:
-        path.unlink()
-    except OSError:
-        return False
-    return True
-
-
-def _store_error(error: OSError) -> StoreError:
-    kinds = {
-        errno.ENOSPC: Failure.DISK_FULL,
-        errno.EDQUOT: Failure.DISK_FULL,
-        errno.EROFS: Failure.READ_ONLY,
-        errno.EACCES: Failure.DENIED,
-        errno.EPERM: Failure.DENIED,
-    }
-    return StoreError(kinds.get(error.errno or 0, Failure.BROKEN), f"{error.filename}: {error.strerror}")
+        if unlink(self._path(id_)):
+            self._ledger.count(-size)

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from prefixpool_agent.tiers.disk_store import DiskStore, Failure, StoreError
+from prefixpool_agent.tiers.disk_ledger import Failure, StoreError
+from prefixpool_agent.tiers.disk_store import DiskStore
 from prefixpool_agent.tiers.trail import Place
 from prefixpool_agent.tiers.transfers import Part
 

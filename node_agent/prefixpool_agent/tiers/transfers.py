@@ -93,13 +93,11 @@ class Transfers:
         self._jobs: dict[int, Transfer] = {}
         self._over: queue.SimpleQueue[Transfer] = queue.SimpleQueue()
         self._queues = {is_read: queue.SimpleQueue[tuple[Transfer, Part] | None]() for is_read in (True, False)}
+        self._readers = readers
         self._reading_since: dict[int, float] = {}  # thread -> when its present read began
-        self._threads = [
-            threading.Thread(target=self._work, args=(is_read,), daemon=True, name=f"prefixpool-disk-{is_read:d}-{i}")
-            for is_read, count in ((True, readers), (False, writers))
-            for i in range(count)
-        ]
-        for thread in self._threads:
+        kinds = [True] * readers + [False] * writers
+        self._threads = [(threading.Thread(target=self._work, args=(is_read,), daemon=True), is_read) for is_read in kinds]
+        for thread, _ in self._threads:
             thread.start()
 
     def submit(self, id_: int, parts: Sequence[Part], *, is_read: bool) -> None:
@@ -140,16 +138,16 @@ class Transfers:
     @property
     def stalled(self) -> bool:
         """All readers hang in a read for longer than the deadline: nothing can be had for now."""
-        now_s, readers = self._clock(), sum(thread.name.startswith("prefixpool-disk-1") for thread in self._threads)
+        now_s = self._clock()
         late = [at_s for at_s in list(self._reading_since.values()) if now_s - at_s > self._deadline_s]
-        return len(late) >= readers
+        return len(late) >= self._readers
 
     def stop(self) -> None:
         """Threads that hang are left to the end of the process."""
         self.give_up_all()
-        for thread in self._threads:
-            self._queues[thread.name.startswith("prefixpool-disk-1")].put(None)
-        for thread in self._threads:
+        for _, is_read in self._threads:
+            self._queues[is_read].put(None)
+        for thread, _ in self._threads:
             thread.join(timeout=STOP_S)
         self._pool.release()  # its owner unmaps it
 

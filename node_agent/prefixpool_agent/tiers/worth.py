@@ -19,13 +19,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-USES: Final = 4  # classes: never used again, once, twice, more often
-AGES: Final = 40  # powers of two
-FADING: Final = 0.98  # of what was learned, at each new learning
-PRIOR: Final = 30.0  # so many imagined events say "least recently used"
+from prefixpool_agent.tiers.density import USES, Density
+
 MOST_RECENT: Final = 2.0  # a chunk used a moment ago goes only if it is worth half of the others: estimates are rough
 DEARER: Final = 1.4  # weight of twice the cost: chances are estimates, and wrong ones are the dearest where costs are high
-_PER_S: Final = 8  # ages are counted in eighths of a second
 _LEVELS: Final = 6  # classes of cost: powers of two of the cheapest
 _EVEN_TOKENS: Final = 16_384  # where attention to what is before takes as long as all else; of that order for most models
 
@@ -49,36 +46,6 @@ class Chunk:
         self.busy = False  # being read or written: must not go
         self.reserved_until = 0.0
         self.version = 0  # of its entry in the heaps
-
-
-class Density:
-    """Hits per waiting time, by uses and age. `learn` is called now and then; reading is a look at a table."""
-
-    def __init__(self) -> None:
-        self._hits = [[0.0] * AGES for _ in range(USES)]
-        self._ends = [[0.0] * AGES for _ in range(USES)]
-        self._table: list[list[float]] = []
-        self.learn()
-
-    def hit(self, uses: int, age: float) -> None:
-        """Used again, so long after its last use."""
-        self._hits[uses][_bucket(age)] += 1
-
-    def end(self, uses: int, age: float, count: float = 1.0) -> None:
-        """Evicted unused, as far as is known."""
-        row, bucket = self._ends[uses], _bucket(age)
-        row[bucket] = max(0.0, row[bucket] + count)
-
-    def of(self, uses: int, age: float) -> float:
-        """Expected hits per unit of waiting from now on."""
-        return self._table[uses][_bucket(age)]
-
-    def learn(self) -> None:
-        """Make the table from what was counted, and let that fade."""
-        self._table = [_densities(hits, ends) for hits, ends in zip(self._hits, self._ends, strict=True)]
-        for rows in (self._hits, self._ends):
-            for row in rows:
-                row[:] = [count * FADING for count in row]
 
 
 class Ranking:
@@ -284,24 +251,3 @@ class _Heap:
     def _valid(self, item: tuple[float, bytes, int]) -> bool:
         chunk = self._chunks.get(item[1])
         return chunk is not None and chunk.version == item[2]
-
-
-def _bucket(age_s: float) -> int:
-    return min(max(int(age_s * _PER_S), 0).bit_length(), AGES - 1)
-
-
-def _densities(hits: list[float], ends: list[float]) -> list[float]:
-    """Per age: hits beyond it over the waiting beyond it."""
-    out = [0.0] * AGES
-    for bucket in range(AGES):
-        age = _middle(bucket)
-        found, waited = PRIOR, PRIOR * (age + 1)
-        for later in range(bucket, AGES):
-            found += hits[later]
-            waited += (hits[later] + ends[later]) * max(_middle(later) - age, age / 4)
-        out[bucket] = found / (waited + 1)
-    return out
-
-
-def _middle(bucket: int) -> float:
-    return 0.75 * (1 << bucket) if bucket else 0.0
