@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from vllm.v1.kv_offload.base import GPULoadStoreSpec, LoadStoreSpec
 
 from prefixpool_agent.tiers.host_copy import HostCopyWorker, Job
@@ -20,7 +19,8 @@ class Rotated(HostCopyWorker):
     """Loads restore each chunk to its neighbour's place."""
 
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
-        return self._submit(job_id, dst_spec, np.roll(src_spec.block_ids, 1).tolist(), is_store=False)
+        rows = src_spec.block_ids.tolist()
+        return self._submit(job_id, dst_spec, rows[-1:] + rows[:-1], is_store=False)
 
 
 class NothingCopiedSpec(HostSpec):
