@@ -10,7 +10,7 @@ import yaml
 from prefixpool import settings as reading
 from prefixpool.api import crd
 from prefixpool.api.spec import PoolSpec
-from prefixpool_operator.identity import Component, Identity
+from prefixpool_operator.identity import L_SCRAPE, Component, Identity
 from prefixpool_operator.main import checked
 from prefixpool_operator.render.network import PORT_NAME, client_service
 from prefixpool_operator.settings import PREFIX, LogFormat, OperatorSettings
@@ -88,6 +88,18 @@ def selectors(each: Raw) -> Iterator[Raw]:
             )
         case "PodDisruptionBudget" | "ServiceMonitor":
             yield spec["selector"]["matchLabels"]
+
+
+@EVERY
+def test_namespaces_that_scrape_and_the_charts_test_reach_the_operator(values: Raw) -> None:
+    spec = one("NetworkPolicy", values)["spec"]
+    (rule,) = spec["ingress"]
+    scraping, testing = rule["from"]
+    assert scraping == {"namespaceSelector": {"matchLabels": {L_SCRAPE: "true"}}}
+    (test,) = of_kind("Pod", values)
+    assert testing["podSelector"]["matchLabels"].items() <= test["metadata"]["labels"].items()
+    assert rule["ports"][0]["port"] in [port["name"] for port in pod(values)["containers"][0]["ports"]]
+    assert ("Egress" in spec["policyTypes"]) == ("egress" in spec)
 
 
 @EVERY
