@@ -24,20 +24,21 @@ async def test_hundreds_of_pools_converge(api: ApiServer) -> None:
         place = Place(api, client)  # it ends with the API server: its pools are many
         empty_mib = memory_mib(operator.pid())
         since_bytes, started_at = api.audit_log.stat().st_size, time.monotonic()
+        names = [f"p{number}" for number in range(POOLS)]
         pools = [
             {
                 "apiVersion": kube.POOL.api_version,
                 "kind": kube.POOL.kind,
-                "metadata": {"name": f"p{number}", "namespace": place.namespace},
+                "metadata": {"name": name, "namespace": place.namespace},
                 "spec": {**SPEC, "replicas": 1},
             }
-            for number in range(POOLS)
+            for name in names
         ]
         await asyncio.gather(*(client.create(kube.POOL, pool) for pool in pools))
         created_s = time.monotonic() - started_at
 
-        for pool in pools:  # one after the other: asking for all of them again and again would be what is measured
-            await place.until_replicas(pool["metadata"]["name"], 1, within_s=600)
+        for name in names:  # one after the other: asking for all of them again and again would be what is measured
+            await place.until_replicas(name, 1, within_s=600)
         took_s = time.monotonic() - started_at
         asked = [one for one in api.asked(since_bytes) if one.user_agent == "prefixpool-operator"]
         writes = sum(one.writes for one in asked)

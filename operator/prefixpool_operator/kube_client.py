@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,6 +20,7 @@ from prefixpool_operator.observed import Raw
 
 _log = logging.getLogger(__name__)
 
+AT_ONCE: Final = 16
 PAGE: Final = 500  # objects of one answer; a list of pods is megabytes
 _METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _UNREACHABLE: Final = (aiohttp.ClientError, TimeoutError, OSError)
@@ -42,7 +44,8 @@ async def load_configuration() -> Configuration:
 class KubeClient:
     """Built inside a running event loop; close it there. `timeout_s` is for one request, answer included.
 
-    `load` is asked again when the server no longer takes the credentials: tokens of kubeconfig plug-ins end.
+    At most `at_once` requests are on their way: a server that is slow gets slower by more. Waiting for a turn is the
+    caller's time. `load` is asked again when the server no longer takes the credentials: tokens of kubeconfig plug-ins end.
     """
 
     def __init__(
@@ -51,10 +54,12 @@ class KubeClient:
         *,
         timeout_s: float,
         user_agent: str,
+        at_once: int = AT_ONCE,
         load: Callable[[], Awaitable[Configuration]] = load_configuration,
     ) -> None:
         self._deadline: dict[str, Any] = {"_request_timeout": aiohttp.ClientTimeout(total=timeout_s)}
         self._user_agent = user_agent
+        self._turns = asyncio.Semaphore(at_once)
         self._load = load
         self._client = self._connected(configuration)
 
@@ -125,11 +130,12 @@ class KubeClient:
         headers = {"Accept": accept or "application/json", "Content-Type": content}
         client = self._client
         try:
-            request: Any = await client.param_serialize(
-                method, url, header_params=headers, body=body, auth_settings=["BearerToken"]
-            )
-            response: Any = await client.call_api(*request, **self._deadline)
-            status, answer = response.status, await response.read()
+            async with self._turns:
+                request: Any = await client.param_serialize(
+                    method, url, header_params=headers, body=body, auth_settings=["BearerToken"]
+                )
+                response: Any = await client.call_api(*request, **self._deadline)
+                status, answer = response.status, await response.read()
         except _UNREACHABLE as error:
             raise UnavailableError(f"{method} {path}: {str(error) or type(error).__name__}") from error
         if status == 401 and client is self._client:

@@ -47,10 +47,9 @@ async def serve(settings: OperatorSettings, stop: asyncio.Event, *, abort: Calla
     registry = CollectorRegistry()
     metrics = OperatorMetrics(registry)
     async with AsyncExitStack() as stack:
-        api = KubeClient(await load_configuration(), timeout_s=settings.api_timeout_s, user_agent=_USER_AGENT)
-        stack.push_async_callback(api.close)
+        api = await _client(settings, stack)
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        elector = _elector(settings, api)
+        elector = _elector(settings, await _client(settings, stack))  # a Lease must not wait behind the work
         metrics.leader.set_function(lambda: float(elector.leads()))
         controller = _controller(settings, api, session, elector, metrics)
         triggers = Triggers(
@@ -65,6 +64,12 @@ async def serve(settings: OperatorSettings, stop: asyncio.Event, *, abort: Calla
         if await _before(stop, elector.acquire()):
             await _lead(stop, elector, controller, triggers, abort)
             await elector.release()
+
+
+async def _client(settings: OperatorSettings, stack: AsyncExitStack) -> KubeClient:
+    client = KubeClient(await load_configuration(), timeout_s=settings.api_timeout_s, user_agent=_USER_AGENT)
+    stack.push_async_callback(client.close)
+    return client
 
 
 async def _lead(

@@ -16,7 +16,7 @@ from kubernetes.aio.client import Configuration
 from prefixpool.errors import SettingsError
 from prefixpool_operator import kube
 from prefixpool_operator.kube import Content, KubeError
-from prefixpool_operator.kube_client import PAGE, KubeClient, load_configuration
+from prefixpool_operator.kube_client import AT_ONCE, PAGE, KubeClient, load_configuration
 
 SERVICE = kube.resource_of("Service")
 STATUS = {"kind": "Status", "reason": "SomeReason", "message": "so it is"}
@@ -205,6 +205,23 @@ async def test_refused_credentials_are_read_again_for_the_next_call() -> None:
             await api.get(SERVICE, "ns", "p")
         await api.get(SERVICE, "ns", "p")
     assert [asked.headers["Authorization"] for asked in script.asked] == ["Bearer old", "Bearer renewed"]
+
+
+async def test_only_so_many_requests_are_on_their_way_at_once() -> None:
+    """Hundreds of pools that change together must not bury a server that is slow already."""
+    running, most = 0, 0
+
+    async def count() -> web.Response:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return web.json_response({})
+
+    async with connected(Script(count)) as api:
+        await asyncio.gather(*(api.get(SERVICE, "ns", str(number)) for number in range(200)))
+    assert 1 < most <= AT_ONCE
 
 
 async def test_neither_pod_nor_kubeconfig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
