@@ -7,6 +7,7 @@ pieces, which changes bf16 rounding; its greedy tokens are the same.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -56,6 +57,18 @@ def test_another_tenant_finds_nothing_in_host_memory__peers_63(engine: SpillEngi
     assert engine.say(prompt, cache_salt="beta").cached == 0
     engine.reset()
     assert engine.say(prompt, cache_salt="alpha").cached == PROMPT - 1
+
+
+def test_preempted_requests_are_answered_right__peers_55(engine: SpillEngine) -> None:
+    """Four at once need more blocks than the device has."""
+    prompts = [engine.prompt(f"preempted {i}", 21 * BLOCK + 1) for i in range(4)]
+    alone = [engine.say(prompt, tokens=120) for prompt in prompts]
+    engine.reset()
+    before = engine.metric(r"vllm:num_preemptions_total\{[^}]*\}")
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda prompt: engine.say(prompt, tokens=120), prompts))
+    assert engine.metric(r"vllm:num_preemptions_total\{[^}]*\}") > before
+    assert all(one.agrees(other) for one, other in zip(together, alone, strict=True))
 
 
 def test_load_that_copies_nothing_is_noticed(model: str) -> None:
