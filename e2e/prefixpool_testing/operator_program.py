@@ -176,6 +176,7 @@ def ready_status(pod: Raw, address: str = "") -> Raw:
             "restartCount": 0,
             "image": image,
             "imageID": image,
+            "containerID": f"paper://{pod['metadata']['uid']}/{container['name']}/{image}",
             "state": state,
         }
 
