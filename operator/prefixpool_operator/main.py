@@ -30,7 +30,7 @@ a spec changes, and says in their status how they are. Pools serve on while it i
 
 In a cluster it uses its ServiceAccount; elsewhere KUBECONFIG:
 
-  prefixpool-operator --worker-image registry.example/prefixpool-worker:1 --router-image registry.example/prefixpool-router:1
+  prefixpool-operator --worker-image prefixpool-worker:1 --router-image prefixpool-router:1
   prefixpool-operator --namespaces team-a --namespaces team-b ...      only those, with rights only there
 
 Several may run: one leads, by a Lease; the others wait.
