@@ -111,11 +111,12 @@ def test_a_replica_on_cpus_has_the_memory_that_it_is_given_and_no_known_speed() 
 
 
 def test_bytes_for_kv_are_all_that_kv_gets() -> None:
-    (found,) = plans("smollm2-135m", "-a", "cpu:4Gi", "--kv-gib", "1")
+    (found,) = plans("smollm2-135m", "-a", "cpu:5Gi", "--kv-gib", "1")
     assert found["plan"]["devicePerReplica"]["blocks"] == 1456  # logged by a running server, vLLM 0.32 on CPU
     code, text = run("smollm2-135m", "-a", "cpu:4Gi", "--kv-gib", "3")
     assert code == 1
     assert "3.0 GiB of KV are asked for" in text
+    assert "Any of these alone would fit: 8 GiB of memory (now 4.0 GiB)." in " ".join(text.split())
     code, text = run("smollm2-135m", "-a", "cpu:4Gi", "--kv-gib", "0.1")
     assert code == 1
     assert "102 MiB are given to KV" in text

@@ -45,9 +45,9 @@ def test_parameters_and_weight_bytes_are_those_of_the_module_that_vllm_builds(mo
 
 def test_the_fixtures_cover_every_kind_of_attention() -> None:
     kinds = " ".join(model["kind"] for model in FIXTURES["models"])
-    for kind in ("MHA", "GQA", "MQA", "MLA", "sliding window", "chunks", "MoE", "tied"):
+    for kind in ("MHA", "GQA", "MQA", "MLA", "sliding window", "chunks", "linear attention", "MoE", "tied"):
         assert kind in kinds
-    assert len(FIXTURES["models"]) >= 16
+    assert len(FIXTURES["models"]) >= 17
     assert any(case["kv_dtype"] == "fp8" for model in FIXTURES["models"] for case in model["cases"])
 
 
@@ -123,6 +123,7 @@ def _fields(model: shape.ModelShape) -> dict[str, Any]:
         ("mixtral-8x7b", 46_702_792_704, 131_072),
         ("gemma-3-27b", 27_009_346_304, 81_920),
         ("phi-4", 14_659_507_200, 204_800),
+        ("qwen3-next-80b-a3b", 79_674_391_296, 24_576),
         ("llama-4-scout", 107_769_861_120, 49_152),
         ("deepseek-v3", 671_026_419_200, 70_272),
         ("gpt-oss-20b", 20_914_757_184, 24_576),

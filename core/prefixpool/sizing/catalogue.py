@@ -150,6 +150,12 @@ CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = {
         "gpt_oss", (36, 2880, 2880), (64, 8, 64), 201088, num_local_experts=128, **_GPT_OSS,
         layer_types=["sliding_attention", "full_attention"] * 18,
     ),
+    "qwen3-next-80b-a3b": _dense(
+        "qwen3_next", (48, 2048, 5120), (16, 2, 256), 151936, num_experts=512, num_experts_per_tok=10,
+        moe_intermediate_size=512, shared_expert_intermediate_size=512, full_attention_interval=4, linear_conv_kernel_dim=4,
+        linear_num_key_heads=16, linear_key_head_dim=128, linear_num_value_heads=32, linear_value_head_dim=128,
+        **_length(262144),
+    ),
     "llama-4-scout": _dense(
         "llama4_text", (48, 5120, 8192), (40, 8, 128), 202048, intermediate_size_mlp=16384, num_local_experts=16,
         num_experts_per_tok=1, interleave_moe_layer_step=1, attention_chunk_size=8192, **_length(10485760),

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from prefixpool.sizing.catalogue import ACCELERATORS
 from prefixpool.sizing.errors import SizingError
 from prefixpool.sizing.kv import KvDtype
+from prefixpool.sizing.memory import GIB
 from prefixpool.sizing.parallel import Parallel, check
 from prefixpool.sizing.request import SizingRequest
 
@@ -17,6 +18,7 @@ Fits = Callable[[SizingRequest], bool]
 
 _UTILISATION_MOST: Final = 95  # above, other users of the device's memory are not unlikely to break it
 _TENSOR: Final = (2, 4, 8, 16)
+_MEMORY_GIB: Final = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 _USEFUL_LENGTH: Final = 1024  # tokens; a shorter greatest length helps nobody
 
 
@@ -32,14 +34,26 @@ def _tried(request: SizingRequest, fits: Fits) -> Iterator[str]:
         yield "KV in fp8"
     if length := _longest(request, fits):
         yield f"a longest sequence of {length:,} tokens (now {request.length:,})"
-    for tensor in _TENSOR:
+    for tensor in () if request.accelerator.host_memory else _TENSOR:
         if tensor > request.parallel.tensor and _tensor_fits(request, tensor, fits):
             yield f"tensor parallelism {tensor} (now {request.parallel.tensor})"
             break
+    if request.accelerator.host_memory:
+        yield from _more_memory(request, fits)
+        return
     for device in sorted(ACCELERATORS.values(), key=lambda one: one.memory):
         if device.memory > request.accelerator.memory and fits(replace(request, accelerator=device)):
             yield f"devices with more memory, such as {device.name}"
             break
+
+
+def _more_memory(request: SizingRequest, fits: Fits) -> Iterator[str]:
+    """Of a replica on CPUs, in steps that people choose."""
+    for size in _MEMORY_GIB:
+        more = replace(request.accelerator, memory=size * GIB)
+        if more.memory > request.accelerator.memory and fits(replace(request, accelerator=more)):
+            yield f"{size} GiB of memory (now {request.accelerator.memory / GIB:,.1f} GiB)"
+            return
 
 
 def _tensor_fits(request: SizingRequest, tensor: int, fits: Fits) -> bool:

@@ -19,7 +19,7 @@ GIB: Final = 1 << 30
 DEFAULT_UTILISATION_PERCENT: Final = 92  # vLLM's own since 0.21
 
 _CONTEXT: Final = GIB * 6 // 10  # the driver's context and libraries
-_CPU_CONTEXT: Final = 2 * GIB  # API server, engine, agent: Python, torch, shared memory; 1.7 GiB measured, vLLM 0.32
+_CPU_CONTEXT: Final = GIB * 5 // 2  # API server, engine, agent: Python, torch, shared memory; 1.7 to 2.4 GiB measured
 _COMMUNICATION: Final = GIB * 4 // 10  # buffers of NCCL, with more than one device
 _GRAPHS_LEAST: Final = GIB * 3 // 10
 _GRAPHS_MOST: Final = GIB * 3 // 2

@@ -101,7 +101,11 @@ def count(config: Config) -> Parameters:
         experts=moe.layers * moe.experts,
         active_experts=moe.layers * moe.active,
         down=down * layers,
-        small=width + layers * _norms(config, width) + moe.layers * moe.router,
+        small=width
+        + layers * _norms(config, width)
+        + (layers - linear_layers) * _head_norms(config)
+        + linear_layers * int(config.get("linear_value_head_dim") or 0)
+        + moe.layers * moe.router,
     )
 
 
@@ -122,10 +126,12 @@ def _matrices(config: Config) -> int:
 
 def _norms(config: Config, width: int) -> int:
     kind = str(config.get("model_type", ""))
-    norms = (4 if kind.startswith(("gemma2", "gemma3")) else 2) * width
-    if kind.startswith(("qwen3", "gemma3")):  # norms of queries and keys
-        norms += 2 * int(config["head_dim"])
-    return norms
+    return (4 if kind.startswith(("gemma2", "gemma3")) else 2) * width
+
+
+def _head_norms(config: Config) -> int:
+    """Of queries and keys."""
+    return 2 * int(config["head_dim"]) if str(config.get("model_type", "")).startswith(("qwen3", "gemma3")) else 0
 
 
 def _attention(config: Config) -> tuple[int, int]:
