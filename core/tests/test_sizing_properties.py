@@ -104,7 +104,9 @@ def test_tensor_parallelism_neither_loses_nor_invents_kv(shape: ModelShape, tens
     """All ranks together hold each head once, or in so many copies as is said."""
     split = Parallel(tensor=tensor)
     for layers in shape.kv:
-        if layers.kind is LayerKind.LATENT or layers.heads % tensor == 0 or tensor % layers.heads == 0:
+        if layers.kind is LayerKind.STATE:
+            assert 0 <= parallel.rank_layers(layers, split).state_bytes * tensor - layers.state_bytes < tensor
+        elif layers.kind is LayerKind.LATENT or layers.heads % tensor == 0 or tensor % layers.heads == 0:
             rank = parallel.rank_layers(layers, split)
             assert rank.heads * tensor == layers.heads * parallel.copies(layers, split)
             assert rank.values == layers.values

@@ -240,7 +240,7 @@ def _named_kinds(config: Mapping[str, Any], layers: int) -> list[LayerKind]:
         raise ShapeError(f"`layer_types` names {sorted(unknown)} or has not {layers} entries: give the figures by hand")
     kinds = [_NAMED_KINDS[kind] for kind in named]
     for kind, field in _NEEDS.items():
-        if kind in kinds and field not in config:
+        if kind in kinds and not config.get(field):
             raise ShapeError(f"`layer_types` has {kind.value} layers, but config.json no `{field}`")
     if not config.get("sliding_window") or config.get("use_sliding_window") is False:
         kinds = [LayerKind.FULL if kind is LayerKind.WINDOW else kind for kind in kinds]

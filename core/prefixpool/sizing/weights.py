@@ -161,7 +161,7 @@ def _latent_attention(config: Config, width: int, heads: int) -> tuple[int, int]
 
 def _linear_attention(config: Config, width: int) -> int:
     """One gated delta net layer (Qwen3-Next and its kin); 0 for models without."""
-    if "linear_num_value_heads" not in config:
+    if not config.get("linear_num_value_heads"):
         return 0
     values = int(config["linear_num_value_heads"]) * int(config["linear_value_head_dim"])
     keys = int(config["linear_num_key_heads"]) * int(config["linear_key_head_dim"])
