@@ -10,6 +10,7 @@ import json
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ _PACKAGES: Final = "python3,python3-venv,ca-certificates"
 _UNUSED: Final = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/info/*")
 _DOCKERFILES: Final = wheels.ROOT / "images"
 _STEP_S: Final = 1200.0
+_KEPT_S: Final = 86400.0
 
 
 def archive() -> Path:
@@ -37,10 +39,15 @@ def archive() -> Path:
         folder = cache.folder() / "images"
         place = folder / _digest(context, base)
         cache.built(place, lambda fresh: _build(base, context, fresh))
-    for old in folder.iterdir():
-        if old.is_dir() and old != place:
-            shutil.rmtree(old)
+    _forget_old(folder)
     return place / "images.tar"
+
+
+def _forget_old(folder: Path) -> None:
+    """Archives that nobody can be about to load any more."""
+    for archive_folder in folder.glob("*/"):
+        if time.time() - archive_folder.stat().st_mtime > _KEPT_S:
+            shutil.rmtree(archive_folder, ignore_errors=True)
 
 
 def _make_debian(place: Path) -> None:
