@@ -30,7 +30,7 @@ def pool(spec: Raw | None = None, name: str = "chat") -> Raw:
         "metadata": {"name": name, "namespace": "default", "uid": "pool-uid", "generation": 1, "managedFields": []},
         "spec": {
             "model": {"source": "HuggingFaceTB/SmolLM2-135M-Instruct"},
-            "accelerator": {"resource": "cpu", "memory": "4Gi"},
+            "accelerator": {"resource": "cpu", "memory": "4.5Gi"},
             **(spec or {}),
         },
     }

@@ -8,7 +8,7 @@ from prefixpool_operator.actions import FillReplicas
 from prefixpool_operator.observed import Raw
 from prefixpool_testing.toy_cluster import ToyCluster, info, pool
 
-BUDGET = {"kvBudget": {"residentTokens": 150_000}}  # a replica holds 62,912
+BUDGET = {"kvBudget": {"residentTokens": 150_000}}  # a replica holds 61,056
 
 
 def budgeted(spec: Raw | None = None) -> ToyCluster:
@@ -23,7 +23,7 @@ def test_the_budget_fills_replicas() -> None:
     assert len(cluster.pods) == 3
     assert cluster.pool["status"]["replicasManagedBy"] == "prefixpool-operator"
     assert cluster.pool["status"]["sizing"]["replicas"] == 3
-    cluster.edit_spec("kubectl", kvBudget={"residentTokens": 250_000})
+    cluster.edit_spec("kubectl", kvBudget={"residentTokens": 240_000})
     cluster.run()
     assert cluster.pool["spec"]["replicas"] == 4
 
