@@ -132,7 +132,7 @@ def test_a_great_difference_is_told() -> None:
     cluster.run()
     cluster.infos = {"chat-0": info("chat-0", device_blocks=1499)}
     cluster.run()
-    assert "Engines report 1,500 blocks, 24 % fewer than the 1,967 planned." in cluster.condition("Sized")["message"]
+    assert "Engines report 1,500 blocks, 21 % fewer than the 1,909 planned." in cluster.condition("Sized")["message"]
 
 
 def test_measures_of_a_former_spec_do_not_count() -> None:

@@ -103,7 +103,7 @@ def test_every_variable_of_ours_is_a_setting() -> None:
 
 
 def test_on_cpus_the_engine_takes_the_planned_bytes_and_on_gpus_it_measures() -> None:
-    assert worker().kv_cache_bytes == 1450229760
+    assert worker().kv_cache_bytes == 1407467520
     gpu = {"accelerator": {"memory": "22Gi"}}
     assert worker(gpu).kv_cache_bytes == 0
     assert worker(gpu).device == "cuda"
