@@ -235,21 +235,19 @@ def main() -> None:
     }
     for name, (requests, capacities) in traces.items():
         everything = replay(requests, Lru(1 << 60))
-        print(f"\n{name}: {len(requests)} requests, hit rate with room for all {everything.all:.3f}")
-        print(f"{'blocks':>8} {'lru':>7} {'arc':>7} {'worth':>7} {'reserved':>9}   promised: without, with reservations")
+        print(
+            f"\n{name}: {len(requests)} requests, hit rate / share of compute time saved; with room for all {everything.all:.3f}/{everything.saved:.3f}"
+        )
+        print(f"{'blocks':>8} {'lru':>13} {'arc':>13} {'worth':>13} {'reserved':>13}   promised: without, with reservations")
         for capacity in capacities:
             lru, arc, worth = (replay(requests, pool(capacity)) for pool in (Lru, Arc, Worth))
             kept = replay(requests, Worth(capacity, reserves=True))
-            print(
-                f"{capacity:>8} {lru.all:>7.3f} {arc.all:>7.3f} {worth.all:>7.3f} {kept.all:>9.3f}"
-                f"   {worth.gold:.3f} {kept.gold:.3f}"
-            )
+            rates = " ".join(f"{rate.all:>7.3f}/{rate.saved:.3f}" for rate in (lru, arc, worth, kept))
+            print(f"{capacity:>8} {rates}   {worth.gold:.3f} {kept.gold:.3f}")
     print()
     for chunks in (10_000, 100_000, 1_000_000):
         use_us, store_us, entries = operations(chunks)
-        print(
-            f"{chunks:>9,} chunks: use {use_us:.1f} us, store with eviction {store_us:.1f} us, {entries:.1f} entries each"
-        )
+        print(f"{chunks:>9,} chunks: use {use_us:.1f} us, store with eviction {store_us:.1f} us, {entries:.1f} entries each")
 
 
 if __name__ == "__main__":
