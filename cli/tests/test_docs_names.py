@@ -27,5 +27,5 @@ def test_tests_that_documents_name_exist(document: str, pytestconfig: pytest.Con
 def test_make_targets_that_documents_name_exist(document: str, pytestconfig: pytest.Config) -> None:
     root = pytestconfig.rootpath
     targets = set(re.findall(r"^([a-z0-9-]+):", (root / "Makefile").read_text(), re.MULTILINE))
-    named = set(_named(root, document, r"(?:^    |`|\n)make ([a-z-]+)"))
+    named = set(_named(root, document, r"(?:^    |`|\n)make ([a-z0-9-]+)"))
     assert named <= targets
