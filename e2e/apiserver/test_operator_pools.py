@@ -177,7 +177,7 @@ async def test_a_foreign_edit_is_put_back_once(place: Place) -> None:
 
     async def put_back() -> bool:
         now = await place.get(SERVICE, "p")
-        return now is not None and now["spec"]["selector"].items() >= before["spec"]["selector"].items()
+        return now is not None and now["spec"]["selector"] == before["spec"]["selector"]
 
     await eventually(put_back, within_s=30, what="the selector is ours again")
     await place.kubectl("scale", f"{POOLS}/p", "--replicas=1")  # looks again, and has done so when this is done

@@ -278,4 +278,5 @@ def _merged(before: Any, last: Any, ours: Any) -> Any:
         return copy.deepcopy(ours)
     mine = last if isinstance(last, dict) else {}
     kept = {name: value for name, value in before.items() if name in ours or name not in mine}
-    return {**kept, **{name: _merged(before.get(name), mine.get(name), value) for name, value in ours.items()}}
+    whole = {name: value for name, value in ours.items() if name == "selector"}  # which the API server takes as one value
+    return {**kept, **{name: _merged(before.get(name), mine.get(name), value) for name, value in ours.items()}, **whole}

@@ -33,6 +33,8 @@ _MERGED: Final[Mapping[str, tuple[str, ...]]] = {
     "ownerReferences": ("uid",),
     "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
 }
+# Maps that the API server takes as one value: one more label in a Service's selector, and it selects nothing.
+_WHOLE: Final = frozenset({"selector", "nodeSelector", "matchLabels", "podSelector", "namespaceSelector"})
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +67,7 @@ def _put_back(marked: Raw, observed: Raw, edits: dict[str, Any], now_s: float) -
     what = f"{marked['kind']} {marked['metadata']['name']}: {_shown(edits)}"
     who = _last_editor(observed)
     before, _, at = (observed["metadata"]["annotations"].get(A_PUT_BACK) or "").partition("@")
-    left_s = float(at) + WINDOW_S - now_s if before == edit and at.replace(".", "").isdigit() else 0.0
+    left_s = int(at) + WINDOW_S - now_s if before == edit and at.isdecimal() else 0.0
     if left_s > 0:
         return Outcome(insists=f"{who} changed {what} again after it was put back", wake_after_s=left_s)
     noted = _annotated(marked, {A_PUT_BACK: f"{edit}@{now_s:.0f}"})
@@ -79,7 +81,8 @@ def differences(ours: Any, theirs: Any, path: str = "") -> dict[str, Any]:
         for name, value in ours.items():
             if name in theirs or not _omitted(value):
                 found |= differences(value, theirs.get(name), f"{path}.{name}" if path else name)
-        return found
+        added = theirs.keys() - ours.keys() if path.rpartition(".")[2] in _WHOLE else ()
+        return found | {f"{path}.{name}": theirs[name] for name in sorted(added)}
     if isinstance(ours, list) and isinstance(theirs, list):
         return _list_differences(ours, theirs, path)
     return {} if _equal(ours, theirs) else {path: theirs}

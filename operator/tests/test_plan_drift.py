@@ -28,7 +28,7 @@ def test_an_edit_is_put_back_and_told_of() -> None:
     cluster.edit("Service", "chat", no_selector, "rancher")
     found = cluster.reconcile()
     assert [one.reason for one in found.actions] == ["rancher changed Service chat: spec.selector.prefixpool.dev/pool, "
-                                                     "spec.selector.app.kubernetes.io/component"]  # fmt: skip
+                                                     "spec.selector.app.kubernetes.io/component, spec.selector.app"]  # fmt: skip
     assert [(one.type, one.reason) for one in found.events] == [("Warning", "PutBack")] + [
         (one.type, one.reason) for one in found.events[1:]
     ]
@@ -146,6 +146,7 @@ def test_what_the_api_server_makes_of_ours_is_no_edit(ours: Any, theirs: Any) ->
         ({"env": [{"name": "A", "value": "1"}]}, {"env": []}, ["env[A]"]),
         ({"memory": "1Gi"}, {"memory": "2Gi"}, ["memory"]),
         ({"name": "a"}, {"name": "b"}, ["name"]),
+        ({"selector": {"a": "1"}}, {"selector": {"a": "1", "b": "2"}}, ["selector.b"]),
     ],
 )
 def test_edits(ours: Any, theirs: Any, paths: list[str]) -> None:
