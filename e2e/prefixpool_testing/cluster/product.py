@@ -98,8 +98,9 @@ class PoolPlace(Place):
         await eventually(check, within_s=POOL_S, what=f"{container} of {pod} restarted {times} times")
 
     async def router_images(self, pool: str) -> set[str]:
-        """That its routers run."""
-        return {one["image"] for pod in await self.workers(pool) for one in _containers(pod) if one["name"] == "router"}
+        """That its pods ask for: of an image with two names, status may show the other one."""
+        asked = [one for pod in await self.workers(pool) for one in pod["spec"]["initContainers"]]
+        return {one["image"] for one in asked if one["name"] == "router"}
 
     @asynccontextmanager
     async def without_operator(self) -> AsyncIterator[None]:
