@@ -100,6 +100,11 @@ def test_what_was_written_is_read_and_counted(make: Make, tmp_path: Path) -> Non
     assert store.write(key(1), Place(), PAYLOAD) is False
 
 
+def test_only_the_engines_user_may_read_what_prompts_said(make: Make, tmp_path: Path) -> None:
+    write(make(), 1)
+    assert (tmp_path / "kv" / MODEL.hex()).stat().st_mode & 0o777 == 0o700
+
+
 def test_capacity_is_kept_and_the_longest_unused_goes(make: Make, tmp_path: Path) -> None:
     store = make(chunks=10)
     for i in range(30):

@@ -72,7 +72,8 @@ class DiskStore:
     def open(self) -> None:
         """Make the directory, and see that it can be written to. Raises StoreError."""
         try:
-            self._path(self._namespace).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, exist_ok=True)  # what prompts said can be read from their chunks
             probe = self._directory / f"{self._writer}{TEMPORARY}"
             probe.write_bytes(b"")
             probe.unlink()
@@ -162,7 +163,7 @@ class DiskStore:
         path = self._path(self._namespace + key)
         fresh = path.with_name(f"{path.stem}.{self._writer}-{threading.get_ident():x}{TEMPORARY}")
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
             with fresh.open("wb", buffering=0) as file:
                 write_all(file.fileno(), head, payload)
             fresh.rename(path)
