@@ -86,6 +86,7 @@ bench: .venv/.ready setup-engine ## figures: decision, memory, agents, router be
 	@.venv/bin/python bench/streams.py
 	@MODEL=$(MODEL) .venv-engine/bin/python bench/gate.py
 	@MODEL=$(MODEL) .venv-engine/bin/python bench/sim_fit.py
+	@MODEL=$(MODEL) .venv-engine/bin/python bench/spill.py
 
 clean: ## remove environments and build outputs of this checkout
 	@rm -rf .venv .venv-engine build .mypy_cache .ruff_cache .pytest_cache .hypothesis
