@@ -36,16 +36,18 @@ class FakeKube:
         return copy.deepcopy(self._found(resource, namespace, name))
 
     async def list_all(
-        self, resource: Resource, namespace: str = "", *, labels: str = "", metadata_only: bool = False
+        self, resource: Resource, namespace: str = "", *, labels: str = "", fields: str = "", metadata_only: bool = False
     ) -> list[Raw]:
-        self._called("list", resource, labels)
+        self._called("list", resource, labels or fields)
         wanted = dict(part.split("=") for part in labels.split(",") if part)
+        exact = [part.split("=") for part in fields.split(",") if part]
         return [
             copy.deepcopy({"metadata": obj["metadata"]} if metadata_only else obj)
             for (kind, place, _), obj in self.objects.items()
             if kind == resource.kind
             and namespace in ("", place)
             and wanted.items() <= (obj["metadata"].get("labels") or {}).items()
+            and all(_at(obj, path) == value for path, value in exact)
         ]
 
     async def create(self, resource: Resource, body: Raw) -> Raw:
@@ -102,6 +104,13 @@ class FakeKube:
         meta["resourceVersion"] = str(next(self._ids))
         self.objects[resource.kind, meta.get("namespace", ""), meta["name"]] = stored
         return copy.deepcopy(stored)
+
+
+def _at(obj: Raw, path: str) -> Any:
+    found: Any = obj
+    for name in path.split("."):
+        found = (found or {}).get(name)
+    return found
 
 
 def _merged(old: Raw, new: Raw) -> Raw:

@@ -59,6 +59,8 @@ class ToyCluster:
         self.claims: list[Raw] = []
         self.infos: dict[str, Info] = {}
         self.taken: set[Key] = set()
+        self.warnings: list[Raw] = []
+        self.refused = ""
         self.nodes = nodes
         self.settings = settings
         self.now_s = NOW
@@ -76,6 +78,8 @@ class ToyCluster:
             claims=tuple(copy.deepcopy(self.claims)),
             nodes=self.nodes,
             infos=dict(self.infos),
+            warnings=tuple(copy.deepcopy(self.warnings)),
+            refused=self.refused,
             now_s=self.now_s,
             settings=self.settings,
         )
@@ -229,6 +233,16 @@ class ToyCluster:
         """A container that cannot start."""
         status = {"name": container, "started": False, "state": {"waiting": {"reason": reason, "message": message}}}
         self.pods[name]["status"]["containerStatuses"] = [status]
+
+    def unmake(self, name: str) -> None:
+        """Its volumes or its network are not there."""
+        made = {"type": "PodReadyToStartContainers", "status": "False", "lastTransitionTime": STAMP}
+        self.pods[name]["status"] = {"phase": "Pending", "conditions": [made]}
+
+    def warn(self, obj: Raw, message: str, *, stamp: str = STAMP) -> None:
+        """An Event about an object."""
+        subject = {"uid": obj["metadata"]["uid"]}
+        self.warnings.append({"metadata": {}, "involvedObject": subject, "message": message, "lastTimestamp": stamp})
 
     def terminate(self, name: str) -> None:
         self.pods[name]["metadata"].setdefault("deletionTimestamp", STAMP)

@@ -20,6 +20,7 @@ from prefixpool_operator.render.blueprint import Blueprint
 
 STATEFUL_SET: Final = "StatefulSet"
 DEPLOYMENT: Final = "Deployment"
+_SECRET_S: Final = 2.0  # Secrets are not watched
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +93,10 @@ def settle(observed: Observed, identity: Identity, objects: Iterable[Raw]) -> Se
     insists: list[str] = []
     wakes_s: list[float] = []
     leaving: list[Key] = []
-    if ("Secret", identity.keys) not in observed.children:
+    secret = observed.children.get(("Secret", identity.keys))
+    if secret is not None and _leaves(secret, identity):  # pods that still mount it would have other keys than later ones
+        return Settled(leaving=(key_of(secret),), wakes_s=(_SECRET_S,))
+    if secret is None:
         reason = f"Secret {identity.keys} does not exist"
         actions.append(CreateOnce(object=access.keys(identity), random_keys=(KEY_ENGINE, KEY_SALT), reason=reason))
     for rendered in objects:

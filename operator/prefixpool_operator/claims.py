@@ -62,8 +62,12 @@ def _facts(templates: list[Raw]) -> list[tuple[str, str, int]]:
 
 
 def _size(claim: Raw) -> int:
+    """0: unknown. People may write quantities that we do not, such as 1e9."""
     asked = ((claim.get("spec") or {}).get("resources") or {}).get("requests") or {}
-    return Bytes.parse(asked["storage"]) if "storage" in asked else 0
+    try:
+        return Bytes.parse(asked.get("storage"))
+    except ValueError:
+        return 0
 
 
 def _words(templates: list[Raw]) -> str:

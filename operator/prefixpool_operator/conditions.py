@@ -33,10 +33,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     def no(cls, reason: Reason, message: str) -> Verdict:
         return cls(status=ConditionStatus.FALSE, reason=reason, message=message)
 
-    @classmethod
-    def unknown(cls, reason: Reason, message: str) -> Verdict:
-        return cls(status=ConditionStatus.UNKNOWN, reason=reason, message=message)
-
 
 def conditions(
     before: PoolStatus | None, verdicts: Mapping[ConditionType, Verdict], generation: int, now_s: float

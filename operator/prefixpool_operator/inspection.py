@@ -54,19 +54,20 @@ def _known(remembered: Remembered, about: str) -> Inspected:
 
 def _of_job(observed: Observed, job: Raw) -> Inspected:
     failed = ""
-    for text in _messages(observed, job):
+    for ended in _ends(observed, job):
+        text = ended.get("message") or ""
         try:
             return Inspected(found=inspection.read(text), document=text)
         except ShapeError as error:
-            failed = str(error)
+            failed = str(error) if text else f"{ended.get('reason') or 'ended'}, exit code {ended.get('exitCode')}"
     conditions = (job.get("status") or {}).get("conditions") or ()
     if any(one["type"] in ("Failed", "Complete") and one["status"] == "True" for one in conditions):
         return Inspected(failed=failed or "its pods ended without a word")
     return Inspected()
 
 
-def _messages(observed: Observed, job: Raw) -> list[str]:
-    """Of pods that have ended, the oldest first."""
+def _ends(observed: Observed, job: Raw) -> list[Raw]:
+    """Of containers, the oldest first."""
     own = [
         pod
         for pod in observed.pods
@@ -78,4 +79,4 @@ def _messages(observed: Observed, job: Raw) -> list[str]:
         for pod in sorted(own, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
         for one in (pod.get("status") or {}).get("containerStatuses") or ()
     ]
-    return [state["message"] for state in states if state and state.get("message")]
+    return [state for state in states if state]

@@ -75,9 +75,9 @@ class KubeApi(Protocol):
     async def get(self, resource: Resource, namespace: str, name: str) -> Raw: ...
 
     async def list_all(
-        self, resource: Resource, namespace: str = "", *, labels: str = "", metadata_only: bool = False
+        self, resource: Resource, namespace: str = "", *, labels: str = "", fields: str = "", metadata_only: bool = False
     ) -> list[Raw]:
-        """The whole list, read in pages. `labels` is a selector; `metadata_only` leaves out spec and status."""
+        """The whole list, read in pages. `labels` and `fields` select; `metadata_only` leaves out spec and status."""
         ...
 
     async def create(self, resource: Resource, body: Raw) -> Raw: ...

@@ -60,23 +60,28 @@ class KubeClient:
         self._deadline: dict[str, Any] = {"_request_timeout": aiohttp.ClientTimeout(total=timeout_s)}
         self._user_agent = user_agent
         self._turns = asyncio.Semaphore(at_once)
+        self._renewing = asyncio.Lock()
         self._load = load
         self._client = self._connected(configuration)
+        self._former: ApiClient | None = None  # calls may still be on their way by it
 
     async def close(self) -> None:
         """Ends all connections."""
-        await self._client.close()  # type: ignore[no-untyped-call]
+        for client in filter(None, (self._client, self._former)):
+            await client.close()  # type: ignore[no-untyped-call]
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Raw:
         return await self._call("GET", _path(resource, namespace, name))
 
     async def list_all(
-        self, resource: Resource, namespace: str = "", *, labels: str = "", metadata_only: bool = False
+        self, resource: Resource, namespace: str = "", *, labels: str = "", fields: str = "", metadata_only: bool = False
     ) -> list[Raw]:
+        path, select = _path(resource, namespace), {"labelSelector": labels, "fieldSelector": fields}
+        accept = _METADATA if metadata_only else ""
         try:
-            items = await self._pages(resource, namespace, labels, PAGE, metadata_only)
+            items = await self._pages(path, {**select, "limit": str(PAGE)}, accept)
         except GoneError:  # the list changed for so long that its next page is lost
-            items = await self._pages(resource, namespace, labels, 0, metadata_only)
+            items = await self._pages(path, {**select, "limit": "0"}, accept)
         for item in items:  # the items of a list do not repeat what they are
             item["apiVersion"], item["kind"] = resource.api_version, resource.kind
         return items
@@ -104,12 +109,10 @@ class KubeClient:
             options["gracePeriodSeconds"] = grace_s
         await self._call("DELETE", _path(resource, namespace, name), body=options)
 
-    async def _pages(self, resource: Resource, namespace: str, labels: str, page: int, metadata_only: bool) -> list[Raw]:
-        query = {"labelSelector": labels, "limit": str(page)}
+    async def _pages(self, path: str, query: dict[str, str], accept: str) -> list[Raw]:
         items: list[Raw] = []
         while True:
-            accept = _METADATA if metadata_only else ""
-            answer = await self._call("GET", _path(resource, namespace), query, accept=accept)
+            answer = await self._call("GET", path, query, accept=accept)
             items += answer.get("items") or ()
             following = answer["metadata"].get("continue", "")
             if not following:
@@ -128,9 +131,9 @@ class KubeClient:
     ) -> Raw:
         url = f"{path}?{urlencode({k: v for k, v in (query or {}).items() if v})}"
         headers = {"Accept": accept or "application/json", "Content-Type": content}
-        client = self._client
         try:
             async with self._turns:
+                client = self._client  # only now: it may have been renewed while this call waited
                 request: Any = await client.param_serialize(
                     method, url, header_params=headers, body=body, auth_settings=["BearerToken"]
                 )
@@ -138,16 +141,25 @@ class KubeClient:
                 status, answer = response.status, await response.read()
         except _UNREACHABLE as error:
             raise UnavailableError(f"{method} {path}: {str(error) or type(error).__name__}") from error
-        if status == 401 and client is self._client:
-            await self._renew()
+        if status == 401:
+            await self._renew(client)
         if status >= 300:
             raise _refusal(f"{method} {path}", status, answer)
         return _decoded(answer)
 
-    async def _renew(self) -> None:
-        _log.warning("the API server refused our credentials; reading them again")
-        old, self._client = self._client, self._connected(await self._load())
-        await old.close()  # type: ignore[no-untyped-call]
+    async def _renew(self, refused: ApiClient) -> None:
+        """Once for all calls that were refused. UnavailableError: there are no credentials just now."""
+        async with self._renewing:
+            if refused is not self._client:
+                return
+            _log.warning("the API server refused our credentials; reading them again")
+            try:
+                self._client = self._connected(await self._load())
+            except SettingsError as error:
+                raise UnavailableError(f"credentials were refused, and reading them again failed: {error}") from error
+            if self._former is not None:
+                await self._former.close()  # type: ignore[no-untyped-call]
+            self._former = refused
 
     def _connected(self, configuration: Configuration) -> ApiClient:
         client = ApiClient(configuration)

@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from prefixpool.wire import Info
 from prefixpool_operator import kube
 from prefixpool_operator.agents import Agents
 from prefixpool_operator.controller import PoolKey
+from prefixpool_operator.hindrances import subjects
 from prefixpool_operator.identity import KEY_ENGINE, L_POOL, Identity, key_of
 from prefixpool_operator.inventory import Inventory
-from prefixpool_operator.kube import KubeApi, NotFoundError, Resource
+from prefixpool_operator.kube import ForbiddenError, KubeApi, NotFoundError, Resource
 from prefixpool_operator.observed import Key, Observed, Raw, Settings
 
 
@@ -61,17 +63,33 @@ class Observer:
         )
         *children, pods, claims = lists
         owned = [child for listed in children for child in listed] + ([keys.secret] if keys.secret else [])
+        by_key = {key_of(child): child for child in owned}
+        stuck = subjects(by_key.get((kube.STATEFUL_SET.kind, key.name)), pods)
+        infos, warnings = await asyncio.gather(self._infos(pods, keys.engine), self._warnings(key, stuck))
         return Observed(
             pool=pool,
-            children={key_of(child): child for child in owned},
+            children=by_key,
             taken=taken | ({(kube.SECRET.kind, Identity.of(pool).keys)} if keys.foreign else frozenset()),
             pods=tuple(pods),
             claims=tuple(claims),
             nodes=nodes,
-            infos=await self._agents.infos(pods, keys.engine) if keys.engine else {},
+            infos=infos,
+            warnings=warnings,
             now_s=self._now(),
             settings=self._settings,
         )
+
+    async def _infos(self, pods: list[Raw], key: str) -> Mapping[str, Info]:
+        return await self._agents.infos(pods, key) if key else {}
+
+    async def _warnings(self, key: PoolKey, uids: Iterable[str]) -> tuple[Raw, ...]:
+        """() also where Events may not be read: they explain, and nothing is decided by them."""
+        selectors = (f"involvedObject.uid={uid},type=Warning" for uid in uids)
+        reads = (self._api.list_all(kube.EVENT, key.namespace, fields=one) for one in selectors)
+        try:
+            return tuple(event for listed in await asyncio.gather(*reads) for event in listed)
+        except ForbiddenError:
+            return ()
 
     async def _keys(self, pool: Raw) -> _Keys:
         identity = Identity.of(pool)

@@ -48,5 +48,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     claims: tuple[Raw, ...] = ()  # PersistentVolumeClaims of the StatefulSet
     nodes: tuple[Node, ...] | None = None  # None: the operator may not list nodes
     infos: Mapping[str, Info] = {}  # of agents that answered, by pod name
+    warnings: tuple[Raw, ...] = ()  # Events about what does not come up (see `hindrances`), where they may be read
+    refused: str = ""  # an action of the last look, in the API server's words
     now_s: float  # wall clock, seconds since 1970
     settings: Settings

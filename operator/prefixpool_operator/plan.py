@@ -59,6 +59,7 @@ def _unsized() -> Sized:
 
 def _finish(view: View, spec: PoolSpec | None, work: Work, sized: Sized, accepted: Verdict) -> Plan:
     found, deadlines = troubles.look(view)
+    found += [Trouble(reason=Reason.WRITE_REFUSED, message=f"a change is refused: {view.refused}")] if view.refused else []
     found += [*work.troubles, *(Trouble(reason=Reason.FOREIGN_EDITS, message=one) for one in work.insists)]
     sized_message = " ".join(filter(None, (sized.message, work.replicas.message if work.replicas else "")))
     said = {
@@ -99,7 +100,7 @@ def _status(view: View, work: Work, sized: Sized, said: dict[ConditionType, Verd
 
 def _sizing(plan: SizingPlan, replicas: Replicas | None) -> SizingStatus:
     return SizingStatus(
-        weights_bytes=int(plan.weights_bytes),  # given by hand it is a quantity
+        weights_bytes=plan.weights_bytes,
         kv_bytes_per_token=plan.kv_bytes_per_token,
         device_per_replica=_tier(plan.device_per_replica),
         host_per_replica=_tier(plan.host_per_replica) if plan.host_per_replica.bytes else None,

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from prefixpool.wire import Info, State
-from prefixpool_operator.identity import A_REVISION, A_ROUTER_BEFORE, L_COMPONENT, Component
+from prefixpool_operator.identity import A_REVISION, A_ROUTER_BEFORE, L_COMPONENT
 from prefixpool_operator.observed import Raw
 from prefixpool_operator.render import router, worker
 
@@ -51,7 +51,9 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool
     terminating_s: float | None  # when it should be gone
     unschedulable: str
+    unmade_since_s: float | None = None  # on a node, but its volumes or its network are not there, hence no container either
     created_s: float
+    ended: bool = False  # for good: evicted, or a Job's that is done
     containers: tuple[Container, ...]
     info: Info | None = None
 
@@ -66,10 +68,6 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def available(self) -> bool:
         return self.ready and self.terminating_s is None
-
-    @property
-    def is_worker(self) -> bool:
-        return self.component == Component.WORKER
 
     @property
     def failing(self) -> bool:
@@ -126,7 +124,9 @@ def read(raw: Raw, info: Info | None = None) -> Pod:
         ready=ready.get("status") == "True",
         terminating_s=seconds(deleted) if deleted else None,
         unschedulable=_unschedulable(scheduled),
+        unmade_since_s=None if deleted or not spec.get("nodeName") else _unmade_since_s(status),
         created_s=seconds(meta["creationTimestamp"]) if meta.get("creationTimestamp") else 0.0,
+        ended=status.get("phase") in ("Succeeded", "Failed"),
         containers=(
             *_containers(spec.get("initContainers"), status.get("initContainerStatuses")),
             *_containers(spec.get("containers"), status.get("containerStatuses")),
@@ -154,6 +154,13 @@ def _unschedulable(scheduled: Raw) -> str:
     if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
         return scheduled.get("message") or "no node fits"
     return ""
+
+
+def _unmade_since_s(status: Raw) -> float | None:
+    found = _condition(status, "PodReadyToStartContainers")
+    if found.get("status") != "False":
+        return None
+    return seconds(found["lastTransitionTime"]) if found.get("lastTransitionTime") else 0.0
 
 
 def _containers(specs: Any, statuses: Any) -> list[Container]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from prefixpool_operator.actions import Event, EventType, Plan
+from msgspec.structs import replace
+
+from prefixpool_operator.actions import Plan
 from prefixpool_operator.apply import Applier
 from prefixpool_operator.controller import Outcome, PoolKey
 from prefixpool_operator.events import EventPoster
@@ -17,7 +19,7 @@ _NONE: Final[frozenset[Key]] = frozenset()
 
 
 class Reconciler:
-    """Remembers nothing that matters: names found taken are only looked at again."""
+    """Remembers nothing that matters: names found taken are only looked at again, and refusals are met again."""
 
     def __init__(self, observer: Observer, plan: Callable[[Observed], Plan], applier: Applier, events: EventPoster) -> None:
         self._observer = observer
@@ -25,32 +27,35 @@ class Reconciler:
         self._applier = applier
         self._events = events
         self._suspects: dict[PoolKey, frozenset[Key]] = {}
+        self._refused: dict[PoolKey, str] = {}
 
     async def reconcile(self, key: PoolKey) -> Outcome:
         """Raises KubeError; the status is written also when an action was refused."""
         observed = await self._observer.observe(key, self._suspects.pop(key, _NONE))
         if observed is None:
+            self._refused.pop(key, None)
             return Outcome(gone=True)
         if observed.taken:
             self._suspects[key] = observed.taken
-        plan = self._plan(observed)
+        plan = self._plan(replace(observed, refused=self._refused.get(key, "")))
         try:
             foreign = await self._applier.apply(observed.pool, plan.actions)
         except (ForbiddenError, InvalidError) as error:
-            refused = Event(type=EventType.WARNING, reason="Refused", message=f"the API server refuses a change: {error}")
-            await self._tell(observed, plan, refused)
+            self._refused[key] = str(error)
+            await self._tell(observed, plan)
             raise
         await self._tell(observed, plan)
         if foreign:
             self._suspects[key] = observed.taken | foreign
+        if foreign or self._refused.pop(key, ""):
             return Outcome(wake_after_s=0.0)  # the status is to say so
         return Outcome(wake_after_s=plan.wake_after_s)
 
-    async def _tell(self, observed: Observed, plan: Plan, *more: Event) -> None:
+    async def _tell(self, observed: Observed, plan: Plan) -> None:
         pool = observed.pool
         if plan.status_changed:
             try:
                 await self._applier.write_status(pool, plan.status)
             except NotFoundError:
                 return  # deleted meanwhile
-        await self._events.post(pool, (*plan.events, *more))
+        await self._events.post(pool, plan.events)

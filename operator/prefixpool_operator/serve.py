@@ -81,6 +81,9 @@ async def _lead(
         except LeadershipLostError as error:
             _log.critical("leadership lost; this process ends", extra={"why": str(error)})
             abort(1)
+        except Exception:  # noqa: BLE001 -- without anyone who renews it would live on, and never write again
+            _log.critical("renewing the Lease broke; this process ends", exc_info=True)
+            abort(1)
 
     async def work() -> None:
         async with asyncio.TaskGroup() as group:

@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S: Final = 1.0  # before watching starts again; doubles up to the next
 _LONGEST_PAUSE_S: Final = 30.0
+_STEADY_S: Final = 60.0  # what went well for so long starts again with the first pause
 _STOP_S: Final = 5.0
 
 
@@ -54,7 +55,10 @@ class Triggers:
         """Until cancelled."""
         pause_s = _FIRST_PAUSE_S
         while True:
+            began_s = asyncio.get_running_loop().time()
             why = await self._watch()
+            if asyncio.get_running_loop().time() - began_s > _STEADY_S:
+                pause_s = _FIRST_PAUSE_S
             _log.warning("watching ended; it starts again", extra={"error": str(why), "again_s": pause_s})
             self._metrics.watch_restarts.inc()
             await asyncio.sleep(pause_s)

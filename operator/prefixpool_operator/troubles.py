@@ -10,6 +10,7 @@ import msgspec
 
 from prefixpool.api.status import Reason
 from prefixpool.wire import Mode, State
+from prefixpool_operator import hindrances
 from prefixpool_operator.actions import FIELD_MANAGER
 from prefixpool_operator.observed import Node
 from prefixpool_operator.pod import Container, Pod, seconds
@@ -18,7 +19,8 @@ from prefixpool_operator.view import View
 
 OOM_TOLD_S: Final = 600.0  # a pod that recovered from an out-of-memory kill is told of for so long
 STUCK_S: Final = 30.0  # beyond its grace period
-_PODS_S: Final = 60.0  # in which a StatefulSet that was written has pods
+LOOK_S: Final = 30.0  # between two looks at replicas that are not ready: agents learn things that no watch tells
+_PODS_S: Final = 60.0  # in which a StatefulSet that was written has pods, and a pod on a node has its volumes
 _TEXT: Final = 300  # characters of another program's message
 _SHOWN: Final = 5  # names of pods in a message
 _IMAGE: Final = frozenset(
@@ -48,7 +50,7 @@ def look(view: View) -> tuple[list[Trouble], list[Deadline]]:
     """The worst first; pods with the same trouble together."""
     found: dict[tuple[Reason, str], list[str]] = {}
     deadlines: list[Deadline] = []
-    told = ((pod.name, one) for pod in view.pods for one in _of_pod(pod, view.nodes, view.now_s))
+    told = ((pod.name, one) for pod in view.pods for one in _of_pod(pod, view))
     for name, one in chain(told, (("", one) for one in _refused(view))):
         if isinstance(one, Deadline):
             deadlines.append(one)
@@ -61,8 +63,14 @@ def look(view: View) -> tuple[list[Trouble], list[Deadline]]:
 
 
 def _refused(view: View) -> Iterator[Trouble | Deadline]:
-    """Kubernetes tells only in Events that it may not make a pod; here it shows as a StatefulSet that stays without any."""
-    if view.stateful is None or not view.replicas_now or view.workers or view.before is None or view.before.replicas:
+    """Pods that may not be made. Where Events may not be read, it shows as a StatefulSet that stays without any."""
+    if view.stateful is None or len(view.workers) >= view.replicas_now:
+        return
+    made_s = max((pod.created_s for pod in view.workers), default=0.0)  # what was refused before that is over
+    if said := hindrances.said(view.warnings, view.stateful["metadata"]["uid"], made_s):
+        yield Trouble(reason=Reason.POD_REFUSED, message=f"pods cannot be made: {_short(said)}")
+        return
+    if view.workers or view.before is None or view.before.replicas:
         return
     written = [
         seconds(entry["time"])
@@ -90,17 +98,20 @@ _SEVERITY: Final = (
     Reason.CRASH_LOOPING,
     Reason.IMAGE_UNAVAILABLE,
     Reason.SECRET_MISSING,
+    Reason.MOUNT_FAILED,
     Reason.CLAIM_PENDING,
     Reason.UNSCHEDULABLE,
     Reason.APPROXIMATE,
 )
 
 
-def _of_pod(pod: Pod, nodes: Mapping[str, Node] | None, now_s: float) -> Iterator[Trouble | Deadline]:
-    node = _lost_node(pod, nodes)
+def _of_pod(pod: Pod, view: View) -> Iterator[Trouble | Deadline]:
+    node = _lost_node(pod, view.nodes)
     if pod.terminating_s is not None:
-        yield from _terminating(pod, pod.terminating_s, node, now_s)
+        yield from _terminating(pod, pod.terminating_s, node, view.now_s)
         return
+    if pod.ordinal >= 0 and not pod.ready:
+        yield Deadline(at_s=view.now_s + LOOK_S)
     if node and not pod.ready:
         yield Trouble(
             reason=Reason.NODE_LOST, message=f"node {node} is not ready; Kubernetes evicts its pods after 5 minutes"
@@ -111,9 +122,24 @@ def _of_pod(pod: Pod, nodes: Mapping[str, Node] | None, now_s: float) -> Iterato
         reason = Reason.CLAIM_PENDING if claim else Reason.UNSCHEDULABLE
         yield Trouble(reason=reason, message=f"no node takes it: {_short(pod.unschedulable)}")
         return
+    if pod.unmade_since_s is not None:
+        yield from _unmade(pod, pod.unmade_since_s, view)
+        return
     for container in pod.containers:
-        yield from _of_container(pod, container, now_s)
+        yield from _of_container(pod, container, view.now_s)
     yield from _of_info(pod)
+
+
+def _unmade(pod: Pod, since_s: float, view: View) -> Iterator[Trouble | Deadline]:
+    """The kubelet waits for volumes, Secrets among them, and for the network, for ever and without another word."""
+    said = hindrances.said(view.warnings, pod.uid, view.now_s - hindrances.RECENT_S)
+    if not said and view.now_s < since_s + _PODS_S:
+        yield Deadline(at_s=since_s + _PODS_S)
+        return
+    why = _short(said) or "`kubectl describe pod` says why (a Secret, ConfigMap or claim that is missing, or the network)"
+    missing = any(word in said.lower() for word in ("secret", "configmap"))
+    reason = Reason.SECRET_MISSING if missing else Reason.MOUNT_FAILED
+    yield Trouble(reason=reason, message=f"its containers cannot be made: {why}")
 
 
 def _lost_node(pod: Pod, nodes: Mapping[str, Node] | None) -> str:

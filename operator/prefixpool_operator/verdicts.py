@@ -19,7 +19,8 @@ def available(view: View, work: Work, max_unavailable: int) -> Verdict:
     told = f"{ready} of {replicas} replicas are ready"
     if replicas == 0:
         return Verdict.no(Reason.SCALED_TO_ZERO, "No replica is asked for.")
-    if not work.sidecars and not view.routers_ready:
+    apart = view.deployment is not None if work.target is None else not work.sidecars
+    if apart and not view.routers_ready:
         return Verdict.no(Reason.NONE_READY, f"{told}, but no router is.")
     if ready == 0:
         return Verdict.no(Reason.NONE_READY, f"{told}.")

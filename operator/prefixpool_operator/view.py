@@ -12,7 +12,7 @@ from prefixpool_operator.rollout import Target
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """Pods that have ended for good (evicted, or a node took them) are left to the StatefulSet."""
+    """Without pods that have ended for good (evicted, or done): their controllers replace them."""
 
     identity: Identity
     before: PoolStatus | None
@@ -20,18 +20,23 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     nodes: dict[str, Node] | None
     stateful: Raw | None
     deployment: Raw | None
+    warnings: tuple[Raw, ...]
+    refused: str
     now_s: float
 
     @classmethod
     def of(cls, observed: Observed) -> View:
         identity = Identity.of(observed.pool)
+        pods = (read(raw, observed.infos.get(raw["metadata"]["name"])) for raw in observed.pods)
         return cls(
             identity=identity,
             before=PoolStatus.from_object(observed.pool),
-            pods=tuple(read(raw, observed.infos.get(raw["metadata"]["name"])) for raw in observed.pods),
+            pods=tuple(pod for pod in pods if not pod.ended),
             nodes=None if observed.nodes is None else {node.name: node for node in observed.nodes},
             stateful=observed.children.get(("StatefulSet", identity.name)),
             deployment=observed.children.get(("Deployment", identity.router)),
+            warnings=observed.warnings,
+            refused=observed.refused,
             now_s=observed.now_s,
         )
 

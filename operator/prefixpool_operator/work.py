@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -24,6 +25,8 @@ from prefixpool_operator.rollout import Step, Target, step
 from prefixpool_operator.sized import Sized
 from prefixpool_operator.troubles import Trouble
 from prefixpool_operator.view import View
+
+_TAKEN_S: Final = 30.0  # until a name that is taken is looked at again
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +60,8 @@ def working(observed: Observed, spec: PoolSpec, sized: Sized, planned: SizingPla
     plan = Blueprint(identity=view.identity, spec=spec, sizing=planned, settings=observed.settings)
     number = replicas.wanted(observed.pool, spec, sized.plan or planned)
     wanted = children.wanted(observed, plan, sized.remember, number.number, view.workers)
-    taken = tuple(key for key in map(key_of, wanted.objects) if key in observed.taken)
+    names = (("Secret", view.identity.keys), *map(key_of, wanted.objects))
+    taken = tuple(key for key in names if key in observed.taken)
     target = _target(plan, wanted, view)
     common = Work(
         target=target,
@@ -68,7 +72,9 @@ def working(observed: Observed, spec: PoolSpec, sized: Sized, planned: SizingPla
         taken=taken,
         waits=_waits(observed, plan, wanted),
     )
-    return common if taken else _acting(observed, common, plan, sized, wanted, view)
+    if taken:  # by what bears no label of ours, so that no watch tells when it is gone
+        return replace(common, wakes_s=(_TAKEN_S,))
+    return _acting(observed, common, plan, sized, wanted, view)
 
 
 def _acting(observed: Observed, work: Work, plan: Blueprint, sized: Sized, wanted: Wanted, view: View) -> Work:

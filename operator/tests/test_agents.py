@@ -82,6 +82,43 @@ async def test_an_agent_is_asked_with_the_pools_key() -> None:
     assert keys == ["Bearer sesame"]
 
 
+async def test_an_answer_that_comes_in_pieces_is_read_to_its_end() -> None:
+    first_half_read = asyncio.Event()
+    text = msgspec.json.encode(INFO)
+
+    async def heard(*_: object) -> None:
+        first_half_read.set()
+
+    async def info(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        await answer.write(text[:100])
+        await first_half_read.wait()
+        await answer.write(text[100:])
+        return answer
+
+    app = web.Application()
+    app.add_routes([web.get("/info", info)])
+    tracing = aiohttp.TraceConfig()
+    tracing.on_request_end.append(heard)
+    async with TestServer(app) as server, aiohttp.ClientSession(trace_configs=[tracing]) as session:
+        infos = await HttpAgents(session, timeout_s=5, port=server.port or 0).infos([pod("p-0")], "k")
+    assert infos == {"p-0": INFO}
+
+
+async def test_an_answer_without_end_is_cut() -> None:
+    async def info(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        while True:
+            await answer.write(b" " * (1 << 16))
+
+    app = web.Application()
+    app.add_routes([web.get("/info", info)])
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        assert await HttpAgents(session, timeout_s=60, port=server.port or 0).infos([pod("p-0")], "k") == {}
+
+
 async def test_an_agent_that_refuses_talks_nonsense_or_is_not_there_is_left_out() -> None:
     answers_by_turn: list[Any] = [web.Response(status=401), web.Response(text="<html>"), web.Response(text="{}")]
 

@@ -8,9 +8,10 @@ import pytest
 
 from prefixpool.wire import Mode, State
 from prefixpool_operator.actions import FIELD_MANAGER
+from prefixpool_operator.hindrances import RECENT_S
 from prefixpool_operator.observed import Node, Raw
 from prefixpool_operator.pod import seconds
-from prefixpool_operator.troubles import OOM_TOLD_S, STUCK_S
+from prefixpool_operator.troubles import LOOK_S, OOM_TOLD_S, STUCK_S
 from prefixpool_testing.toy_cluster import NOW, STAMP, ToyCluster, info, pool
 
 
@@ -209,6 +210,85 @@ def test_a_stateful_set_that_may_make_no_pods() -> None:
     cluster.controllers()
     cluster.reconcile()
     assert cluster.said()["Degraded"] == "False Healthy"
+
+
+def test_a_quota_with_room_for_some_replicas_only() -> None:
+    cluster = settled()
+    assert cluster.stateful is not None
+    cluster.warn(cluster.stateful, 'create Pod chat-2 failed: pods "chat-2" is forbidden: exceeded quota: team')
+    cluster.edit_spec("kubectl", replicas=3)
+    cluster.reconcile()
+    cluster.reconcile()
+    assert cluster.said()["Degraded"] == "True PodRefused"
+    assert "exceeded quota: team" in cluster.condition("Degraded")["message"]
+    cluster.pods["chat-1"]["metadata"]["creationTimestamp"] = "2027-01-15T08:00:01Z"
+    cluster.reconcile()
+    assert cluster.said()["Degraded"] == "False Healthy", "pods were made since then"
+
+
+MISSING = 'MountVolume.SetUp failed for volume "auth" : secret "clients" not found'
+
+
+def test_a_missing_secret_is_told_in_the_kubelets_words() -> None:
+    cluster = settled()
+    for name in ("chat-0", "chat-1"):
+        cluster.unmake(name)
+        cluster.warn(cluster.pods[name], "Unable to attach or mount volumes: unmounted volumes=[auth]: timed out")
+        cluster.warn(cluster.pods[name], MISSING)
+    cluster.reconcile()
+    assert cluster.said()["Degraded"] == "True SecretMissing"
+    assert cluster.condition("Degraded")["message"] == f"chat-0, chat-1: its containers cannot be made: {MISSING}"
+    cluster.now_s += RECENT_S + 1
+    cluster.reconcile()
+    assert MISSING not in cluster.condition("Degraded")["message"], "that was long ago"
+    assert cluster.said()["Degraded"] == "True MountFailed"
+
+
+def test_a_pod_without_volumes_or_network_where_events_may_not_be_read() -> None:
+    cluster = settled()
+    cluster.unmake("chat-0")
+    cluster.reconcile()
+    assert cluster.said()["Degraded"] == "False Healthy", "that takes a while"
+    cluster.now_s += 60
+    cluster.reconcile()
+    assert cluster.said()["Degraded"] == "True MountFailed"
+    assert "kubectl describe pod" in cluster.condition("Degraded")["message"]
+
+
+def test_replicas_that_are_not_ready_are_looked_at_again_because_no_watch_tells_what_agents_learn() -> None:
+    cluster = settled()
+    assert cluster.reconcile().wake_after_s is None
+    cluster.set_ready("chat-0", ready=False)
+    assert cluster.reconcile().wake_after_s == LOOK_S
+
+
+def test_an_evicted_pod_that_nobody_cleans_up_is_no_trouble() -> None:
+    cluster = settled()
+    cluster.crash("chat-1", reason="OOMKilled")
+    cluster.pods["chat-1"]["status"]["phase"] = "Failed"
+    cluster.reconcile()
+    assert cluster.said()["Degraded"] == "False Healthy"
+    assert cluster.pool["status"]["replicas"] == 1
+
+
+def test_a_change_that_the_api_server_refuses_is_told_until_it_is_taken() -> None:
+    cluster = settled()
+    cluster.refused = 'statefulsets.apps "chat" is forbidden: no such priority class'
+    cluster.reconcile()
+    assert cluster.said()["Degraded"] == "True WriteRefused"
+    assert "no such priority class" in cluster.condition("Degraded")["message"]
+    cluster.refused = ""
+    cluster.reconcile()
+    assert cluster.said()["Degraded"] == "False Healthy"
+
+
+def test_routers_of_their_own_that_are_down_are_told_while_the_spec_is_wrong() -> None:
+    cluster = ToyCluster(pool({"replicas": 1, "router": {"mode": "Deployment"}}))
+    cluster.run()
+    cluster.edit_spec("kubectl", typo=1)
+    cluster.reconcile()
+    assert cluster.said()["Accepted"] == "False InvalidSpec"
+    assert cluster.said()["Available"] == "False NoneReady"
 
 
 def test_half_filled_pods_are_read() -> None:

@@ -207,6 +207,27 @@ async def test_refused_credentials_are_read_again_for_the_next_call() -> None:
     assert [asked.headers["Authorization"] for asked in script.asked] == ["Bearer old", "Bearer renewed"]
 
 
+async def test_credentials_refused_to_many_at_once_are_read_again_once() -> None:
+    """Also for calls that waited for their turn meanwhile."""
+    refusals = [(401, STATUS)] * AT_ONCE
+    script = Script(*refusals, (200, {}))
+    async with connected(script, token="old") as api:  # which can be renewed once only
+        calls = (api.get(SERVICE, "ns", str(number)) for number in range(4 * AT_ONCE))
+        found = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(one, dict | KubeError) for one in found), found
+    assert script.asked[-1].headers["Authorization"] == "Bearer renewed"
+
+
+async def test_credentials_that_cannot_be_read_again_just_now_are_no_reason_to_end() -> None:
+    async def nothing() -> Configuration:
+        raise SettingsError("no kubeconfig")
+
+    async with connected(Script((401, STATUS)), token="old") as api:
+        api._load = nothing
+        with pytest.raises(kube.UnavailableError, match="no kubeconfig"):
+            await api.get(SERVICE, "ns", "p")
+
+
 async def test_only_so_many_requests_are_on_their_way_at_once() -> None:
     """Hundreds of pools that change together must not bury a server that is slow already."""
     running, most = 0, 0

@@ -96,6 +96,31 @@ async def test_a_secret_of_somebody_else_opens_nothing() -> None:
     assert rig.agents.keys == []
 
 
+def stuck(rig: Rig) -> None:
+    unmade = {"conditions": [{"type": "PodReadyToStartContainers", "status": "False"}]}
+    rig.api.put(kube.POD, "p-0", metadata={**OURS, "uid": "stuck"}, spec={"nodeName": "n"}, status=unmade)
+    rig.api.put(kube.POD, "p-1", metadata={**OURS, "uid": "fine"}, spec={"nodeName": "n"}, status={})
+    for name, uid in (("a", "stuck"), ("b", "fine")):
+        rig.api.put(kube.EVENT, name, involvedObject={"uid": uid}, type="Warning", message=f"of {uid}")
+
+
+async def test_warnings_are_read_of_what_does_not_come_up_only() -> None:
+    rig = Rig()
+    rig.api.put(kube.POD, "p-2", metadata=OURS)
+    assert (await rig.look()).warnings == ()
+    assert not [call for call in rig.api.calls if call[1] == "Event"]
+    stuck(rig)
+    assert [one["message"] for one in (await rig.look()).warnings] == ["of stuck"]
+
+
+async def test_without_the_right_to_read_events_all_else_goes_on() -> None:
+    rig = Rig()
+    stuck(rig)
+    rig.api.fail = lambda verb, kind, name: ForbiddenError("no right") if kind == "Event" else None
+    observed = await rig.look()
+    assert (len(observed.pods), observed.warnings) == (2, ())
+
+
 async def test_names_that_were_taken_are_looked_at_again() -> None:
     rig = Rig()
     rig.api.put(kube.resource_of("Service"), "p")

@@ -70,6 +70,13 @@ def test_a_claim_that_should_shrink() -> None:
     assert "a claim cannot shrink" in cluster.condition("Degraded")["message"]
 
 
+def test_a_claim_whose_size_is_written_as_we_do_not() -> None:
+    cluster = settled()
+    claim = {"metadata": {"name": "disk-chat-0", "uid": "c"}, "spec": {"resources": {"requests": {"storage": "1e9"}}}}
+    cluster.claims = [claim]
+    assert cluster.reconcile().actions == ()
+
+
 def test_a_disk_added_later_waits_too() -> None:
     cluster = settled(None)
     cluster.edit_spec("kubectl", kvCache=cache("20Gi"))

@@ -194,6 +194,29 @@ def test_children_of_a_former_pool_of_the_name_are_waited_for() -> None:
     assert "which is being deleted" in cluster.condition("Progressing")["message"]
 
 
+def test_a_secret_of_somebody_else_with_the_name_of_the_pools_keys() -> None:
+    cluster = ToyCluster(pool({"replicas": 1}))
+    cluster.taken = {("Secret", "chat-keys")}
+    found = cluster.reconcile()
+    assert found.actions == ()
+    assert "Secret chat-keys" in cluster.condition("Accepted")["message"]
+    assert found.wake_after_s is not None, "no watch tells when it is gone"
+
+
+def test_keys_of_a_former_pool_of_the_name_reach_no_pod() -> None:
+    cluster = ToyCluster(pool({"replicas": 1}))
+    owner = {"uid": "former", "controller": True}
+    secret = {"kind": "Secret", "metadata": {"name": "chat-keys", "uid": "s", "ownerReferences": [owner]}}
+    cluster.children["Secret", "chat-keys"] = secret
+    found = cluster.reconcile()
+    assert found.actions == ()
+    assert found.wake_after_s is not None, "no watch tells when it is gone"
+    assert "Secret chat-keys, which is being deleted" in cluster.condition("Progressing")["message"]
+    del cluster.children["Secret", "chat-keys"]
+    cluster.run()
+    assert cluster.said()["Progressing"] == "False Settled"
+
+
 def test_scale_down_leaves_the_choice_to_the_stateful_set() -> None:
     cluster = settled({"replicas": 3})
     cluster.edit_spec("kubectl", replicas=1)

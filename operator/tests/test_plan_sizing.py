@@ -207,6 +207,26 @@ def test_an_inspection_that_fails_names_all_three_ways() -> None:
     assert cluster.plan().actions == ()
 
 
+def test_an_inspection_that_ended_without_a_word_says_how() -> None:
+    cluster, job = inspecting()
+    cluster.pods["inspect-pod"] = ended(job, "")
+    state = cluster.pods["inspect-pod"]["status"]["containerStatuses"][0]["state"]["terminated"]
+    state |= {"reason": "OOMKilled", "exitCode": 137}
+    cluster.pods["inspect-pod"]["status"]["phase"] = "Failed"
+    job["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+    cluster.reconcile()
+    assert "OOMKilled, exit code 137" in cluster.condition("Sized")["message"]
+    assert cluster.said()["Degraded"] == "False Healthy", "no limit of the spec is about it"
+
+
+def test_an_image_without_the_inspection_is_quoted() -> None:
+    cluster, job = inspecting()
+    cluster.pods["inspect-pod"] = ended(job, 'exec: "prefixpool-worker": executable file not found in $PATH')
+    job["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+    cluster.reconcile()
+    assert '"prefixpool-worker": executable file not found' in cluster.condition("Sized")["message"]
+
+
 def test_an_inspection_of_another_revision_is_thrown_away() -> None:
     cluster, _ = inspecting()
     cluster.edit_spec("kubectl", model={**UNKNOWN["model"], "revision": "v2"})

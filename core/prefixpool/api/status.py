@@ -52,7 +52,6 @@ class Reason(StrEnum):
     REFUSED = "Refused"  # settings contradict each other, or the engine would refuse the split
     INSPECTING = "Inspecting"
     INSPECTION_FAILED = "InspectionFailed"
-    SHAPE_UNKNOWN = "ShapeUnknown"
     DEVICE_UNKNOWN = "DeviceUnknown"
 
     # Available
@@ -68,7 +67,6 @@ class Reason(StrEnum):
     ROLLING_OUT = "RollingOut"
     WAITING = "Waiting"  # for something that a condition or message names
     PAUSED = "Paused"
-    DELETING = "Deleting"
 
     # Degraded
     HEALTHY = "Healthy"
@@ -76,9 +74,10 @@ class Reason(StrEnum):
     OUT_OF_MEMORY = "OutOfMemory"
     IMAGE_UNAVAILABLE = "ImageUnavailable"
     UNSCHEDULABLE = "Unschedulable"
-    START_TIMED_OUT = "StartTimedOut"
     POD_REFUSED = "PodRefused"  # quota, pod security, admission
-    SECRET_MISSING = "SecretMissing"
+    WRITE_REFUSED = "WriteRefused"  # a child that the API server does not take, or a right that the operator lacks
+    SECRET_MISSING = "SecretMissing"  # or a ConfigMap
+    MOUNT_FAILED = "MountFailed"  # volumes or network of a pod
     CLAIM_PENDING = "ClaimPending"
     CLAIM_CANNOT_SHRINK = "ClaimCannotShrink"
     NODE_LOST = "NodeLost"

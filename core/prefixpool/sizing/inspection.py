@@ -17,6 +17,7 @@ from prefixpool.sizing.errors import ShapeError
 from prefixpool.sizing.shape import ModelShape
 
 DOCUMENT_MOST: Final = 4096  # bytes
+_QUOTED_CHARS: Final = 300
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -62,7 +63,8 @@ def read(text: str | bytes) -> Inspection:
     try:
         found = msgspec.json.decode(text, type=_Document)
     except msgspec.DecodeError as error:
-        raise ShapeError(f"the inspection wrote nothing that can be read: {error}") from error
+        last = (text if isinstance(text, str) else text.decode(errors="replace")).strip().rpartition("\n")[2]
+        raise ShapeError(f"the inspection wrote nothing that can be read: {last[:_QUOTED_CHARS] or error}") from error
     if found.error or not found.config:
         raise ShapeError(found.error or "the inspection wrote no config")
     return Inspection(config=found.config, weight_bytes=found.weight_bytes, revision=found.revision)

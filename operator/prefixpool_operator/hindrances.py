@@ -1,0 +1,39 @@
+"""What keeps pods from being made, or from being started: Kubernetes tells that in Events and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from prefixpool_operator.observed import Raw
+from prefixpool_operator.pod import read, seconds
+
+RECENT_S: Final = 600.0  # a kubelet that fails again and again says so at least every five minutes
+_ASKED: Final = 8  # objects of one pool
+_VAGUE: Final = "Unable to attach or mount volumes"  # stands beside an Event that says why
+
+
+def subjects(stateful: Raw | None, pods: Iterable[Raw]) -> list[str]:
+    """Uids of the objects whose warnings are worth reading."""
+    lacking = [stateful["metadata"]["uid"]] if stateful is not None and _lacks_pods(stateful) else []
+    return [*lacking, *sorted(pod.uid for pod in map(read, pods) if pod.unmade_since_s is not None)][:_ASKED]
+
+
+def said(warnings: Iterable[Raw], uid: str, since_s: float) -> str:
+    """What was warned of since then about one object, every message once; "" if nothing was."""
+    messages = {
+        str(one.get("message") or "").strip()
+        for one in warnings
+        if (one.get("involvedObject") or {}).get("uid") == uid and _last_s(one) >= since_s
+    }
+    return "; ".join(sorted(one for one in messages if one and not one.startswith(_VAGUE)))
+
+
+def _lacks_pods(stateful: Raw) -> bool:
+    asked, found = ((stateful.get(part) or {}).get("replicas") or 0 for part in ("spec", "status"))
+    return bool(found < asked)
+
+
+def _last_s(event: Raw) -> float:
+    stamp = event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp")
+    return seconds(stamp) if stamp else 0.0
