@@ -210,7 +210,8 @@ def _of_info(pod: Pod) -> Iterator[Trouble]:
         return
     if info.state is State.FAILED:
         why = _short(info.reason) or "no reason given"
-        yield Trouble(reason=Reason.CRASH_LOOPING, message=f"the engine was given up: {why}. Delete the pod to try again")
+        told = f"the engine was given up: {why}. Change what it complains of in the spec, or delete the pod to try again"
+        yield Trouble(reason=Reason.CRASH_LOOPING, message=told)
     elif pod.engine_storm:
         yield Trouble(reason=Reason.CRASH_LOOPING, message=f"the engine does not stay up: {_short(info.reason)}")
     elif info.state is State.READY and info.mode is Mode.APPROXIMATE and pod.ready:

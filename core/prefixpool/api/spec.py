@@ -87,7 +87,13 @@ class PoolSpec(ApiStruct, frozen=True, kw_only=True):
     min_replicas: Annotated[Replicas | None, Meta(description="Fewest replicas that kvBudget may ask for.")] = None
     max_replicas: Annotated[Replicas | None, Meta(description="Most replicas that kvBudget may ask for.")] = None
     paused: Annotated[bool, Meta(description="The operator changes nothing; what runs, runs on.")] = False
-    router: Annotated[Router, Meta(description="The routers of the pool.")] = Router()
+    router: Annotated[
+        Router,
+        Meta(
+            description="The routers of the pool. In Sidecar mode they are part of each replica's pod, so a change of "
+            "anything here replaces replicas, by the rules of rollout; in Deployment mode it replaces routers only."
+        ),
+    ] = Router()
     auth: Annotated[Auth, Meta(description="Who may send requests.")] = Auth()
     rollout: Annotated[Rollout, Meta(description="How changes reach replicas.")] = Rollout()
     drain: Annotated[Drain, Meta(description="How a replica ends.")] = Drain()
