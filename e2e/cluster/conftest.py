@@ -53,4 +53,5 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Starting the cluster counts as time of the first test."""
     for item in items:
-        item.add_marker(pytest.mark.timeout(1800))
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(1800))
