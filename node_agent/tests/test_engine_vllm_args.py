@@ -244,6 +244,12 @@ def test_host_memory_that_shared_memory_cannot_hold_is_refused() -> None:
     assert vllm_spec(disk, HOST._replace(shm_bytes=2_000_000))
 
 
+def test_sim_has_the_same_host_tier() -> None:
+    spec = sim_spec(settings(engine=EngineKind.SIM, block_tokens=32, host_kv_bytes=100 * 32 * 23_040), HOST)
+    assert option(spec, "--host-blocks") == "100"
+    assert "--host-blocks" not in sim_spec(settings(engine=EngineKind.SIM), HOST).argv
+
+
 def test_connector_of_the_users_is_refused() -> None:
     for argument in ("--kv-transfer-config={}", "--kv-offloading-size 4", "--kv-transfer-config.kv_role kv_both"):
         with pytest.raises(SettingsError, match="host_kv_bytes"):

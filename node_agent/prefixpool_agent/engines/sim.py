@@ -27,12 +27,15 @@ SIM_RULES: Final = Rules(
             "--num-gpu-blocks-override",
             "--max-model-len",
             "--max-num-seqs",
+            "--kv-transfer-config",
             "--kv-events-config",
             "--middleware",
         )
     },
     short={},
 )
+
+KV_TOKEN_BYTES: Final = 23_040  # SmolLM2-135M in bf16, to which the sim's times are fitted; it has no disk tier
 
 
 def sim_spec(settings: WorkerSettings, host: Host) -> EngineSpec:
@@ -53,6 +56,7 @@ def sim_spec(settings: WorkerSettings, host: Host) -> EngineSpec:
         ("--num-gpu-blocks-override", settings.device_blocks),
         ("--max-model-len", settings.max_model_len),
         ("--max-num-seqs", settings.max_num_seqs),
+        ("--host-blocks", settings.host_kv_bytes // (KV_TOKEN_BYTES * block_tokens)),
     ):
         if value:
             argv += [flag, str(value)]
