@@ -9,13 +9,14 @@ from typing import Any, Final
 
 import aiohttp
 
+from prefixpool import names
 from prefixpool_operator import kube
 from prefixpool_operator.kube_client import KubeClient
 from prefixpool_testing import chart
 from prefixpool_testing.cluster import images
 from prefixpool_testing.cluster.node import Node
 from prefixpool_testing.eventually import eventually
-from prefixpool_testing.operated import Place
+from prefixpool_testing.operated import POOLS, Place
 from prefixpool_testing.operator_program import admin_client, worker_pods
 from prefixpool_testing.pool_client import PoolClient
 
@@ -59,6 +60,14 @@ class PoolPlace(Place):
         """Speaks to the pool's client Service."""
         service = await self.client.get(_SERVICE, self.namespace, pool)
         return PoolClient(self._http, f"http://{service['spec']['clusterIP']}", "", MODEL)
+
+    def router_of(self, pod: Any) -> PoolClient:
+        """Speaks to the router in one pod."""
+        return PoolClient(self._http, f"http://{pod['status']['podIP']}:{names.ROUTER_PORT}", "", MODEL)
+
+    def engine_of(self, pod: Any, key: str) -> PoolClient:
+        """Speaks to the engine in one pod, with the pool's own key."""
+        return PoolClient(self._http, f"http://{pod['status']['podIP']}:{names.ENGINE_PORT}", key, MODEL)
 
     async def workers(self, pool: str) -> list[Any]:
         """Pods of the pool's replicas, by name."""
@@ -169,6 +178,9 @@ async def pool_place(cluster: Node) -> AsyncIterator[PoolPlace]:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
             place = PoolPlace(cluster, client, http)
             yield place
-        await cluster.api.kubectl_async("delete", "namespace", place.namespace, "--timeout=100s")
+        # Pods first: a namespace that has some sleeps for half of their grace period before it looks again.
+        await place.kubectl("delete", POOLS, "--all", "--timeout=100s")
+        await place.kubectl("wait", "--for=delete", "pod", "--all", "--timeout=100s")
+        await place.api.kubectl_async("delete", "namespace", place.namespace, "--timeout=100s")
     finally:
         await client.close()
