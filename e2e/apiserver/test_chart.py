@@ -91,7 +91,7 @@ def test_the_server_accepts_every_object(values: Raw, server: ApiServer, release
 
 def test_pools_outlive_the_release_and_the_next_one_takes_them_over(server: ApiServer, release: Release) -> None:
     release.install()
-    server.kubectl("wait", "--for=condition=Established", f"crd/{POOLS}", "--timeout=30s")
+    server.until_established(POOLS)
     server.apply(POOL)
     before = uid(server, "mine")
     release.upgrade(chart.CI["small"])
@@ -113,7 +113,7 @@ def test_pools_in_the_first_install_say_what_is_missing(server: ApiServer, relea
 
 def test_a_release_that_keeps_nothing_takes_all_pools_with_it(server: ApiServer, release: Release) -> None:
     release.install({"crds": {"keep": False}})
-    server.kubectl("wait", "--for=condition=Established", f"crd/{POOLS}", "--timeout=30s")
+    server.until_established(POOLS)
     server.apply(POOL)
     assert "InferencePool" not in release.uninstall()
     server.kubectl("wait", "--for=delete", f"crd/{POOLS}", "--timeout=30s")

@@ -25,7 +25,7 @@ CHANGES = [
 @pytest.fixture(scope="module", autouse=True)
 def crd(api: ApiServer, pytestconfig: pytest.Config) -> None:
     api.kubectl("apply", "--server-side", "-f", str(Path(pytestconfig.rootpath, "crds")))
-    api.kubectl("wait", "--for=condition=Established", "crd/inferencepools.prefixpool.dev", "--timeout=30s")
+    api.until_established("inferencepools.prefixpool.dev")
 
 
 def sent(api: ApiServer, namespace: str, verb: str, objects: list[dict[str, Any]]) -> dict[str, str]:

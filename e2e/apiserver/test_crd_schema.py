@@ -39,7 +39,7 @@ GATEWAY_CRD: dict[str, Any] = {
 @pytest.fixture(scope="module", autouse=True)
 def crd(api: ApiServer, pytestconfig: pytest.Config) -> None:
     api.kubectl("apply", "--server-side", "-f", str(Path(pytestconfig.rootpath, "crds")))
-    api.kubectl("wait", "--for=condition=Established", f"crd/{FULL}", "--timeout=30s")
+    api.until_established(FULL)
 
 
 def applied(api: ApiServer, namespace: str, spec: dict[str, Any], name: str = "llama") -> dict[str, Any]:
@@ -188,7 +188,7 @@ def test_the_examples_are_accepted(api: ApiServer, namespace: str, pytestconfig:
 def test_another_kind_of_the_same_name_does_no_harm(api: ApiServer, namespace: str) -> None:
     api.apply(GATEWAY_CRD)
     try:
-        api.kubectl("wait", "--for=condition=Established", f"crd/{GATEWAY_CRD['metadata']['name']}", "--timeout=30s")
+        api.until_established(GATEWAY_CRD["metadata"]["name"])
         assert applied(api, namespace, {})["apiVersion"] == "prefixpool.dev/v1alpha1"
         assert "llama" in api.kubectl("get", "ppool", "-n", namespace)
         assert "What is served" in api.kubectl("explain", f"{FULL}.spec.model")

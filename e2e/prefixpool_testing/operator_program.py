@@ -44,7 +44,7 @@ def install(api: ApiServer, *, account: str = ACCOUNT, namespaces: Sequence[str]
         for name in ("pools", "routers") if place else ("pools", "routers", "nodes"):
             objects += _granted(subject, name, rules[name], place)
     api.apply(*objects)
-    api.kubectl("wait", "--for=condition=Established", f"crd/{crd.definition()['metadata']['name']}", "--timeout=30s")
+    api.until_established(crd.definition()["metadata"]["name"])
 
 
 def _granted(subject: Raw, name: str, rules: Any, namespace: str) -> list[Raw]:

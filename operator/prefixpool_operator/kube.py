@@ -145,11 +145,14 @@ _BY_STATUS: Final[Mapping[int, type[KubeError]]] = {
     422: InvalidError,
     429: UnavailableError,
 }
+_UNTYPED: Final = "failed to create typed patch object"  # server-side apply answers 500 to fields of a wrong type
 
 
 def error_of(status: int, reason: str, message: str) -> KubeError:
     """From an answer of the API server (kind Status)."""
     if reason == "AlreadyExists":
         return AlreadyExistsError(message, status=status, reason=reason)
+    if status == 500 and _UNTYPED in message:
+        return InvalidError(message, status=status, reason=reason)
     kind = _BY_STATUS.get(status, UnavailableError if status >= 500 else KubeError)
     return kind(message, status=status, reason=reason)

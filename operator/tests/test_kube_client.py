@@ -172,6 +172,13 @@ async def test_refusals_are_told_apart_with_the_servers_words(status: int, reaso
     assert (caught.value.status, caught.value.reason) == (status, reason)
 
 
+async def test_a_field_of_a_wrong_type_is_the_objects_fault_though_the_server_answers_500() -> None:
+    said = "failed to create typed patch object (ns/p): .spec.affinity: expected map, got 7"
+    async with connected(Script((500, {**STATUS, "reason": "", "message": said}))) as api:
+        with pytest.raises(kube.InvalidError, match="expected map"):
+            await api.apply(SERVICE, {"metadata": {"name": "p"}}, manager="m")
+
+
 async def test_an_answer_of_a_proxy_that_is_no_json() -> None:
     async def page() -> web.Response:
         return web.Response(status=502, text="<html>bad gateway</html>")

@@ -42,6 +42,11 @@ class Kubectl:
         """`kubectl`, while the event loop runs on."""
         return await asyncio.to_thread(self.kubectl, *arguments, stdin=stdin, check=check)
 
+    def until_established(self, crd: str) -> None:
+        """Until the API server serves a CustomResourceDefinition. `kubectl wait` fails on null conditions."""
+        for what in ("jsonpath={.status.acceptedNames.plural}", "condition=Established"):
+            self.kubectl("wait", f"--for={what}", f"crd/{crd}", "--timeout=30s")
+
     def get(self, *arguments: str) -> Any:
         """`kubectl get … -o json`, parsed."""
         return msgspec.json.decode(self.kubectl("get", *arguments, "-o", "json"))
