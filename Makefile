@@ -44,7 +44,7 @@ check: .venv/.ready ## ruff, mypy, import rules
 	@.venv/bin/lint-imports
 
 test: .venv/.ready ## unit and component tests, on the sim engine
-	@.venv/bin/pytest -q -m "not engine"
+	@.venv/bin/pytest -q -m "not engine" -n 2 --dist loadfile
 
 test-engine: setup-engine ## the same promises on real vLLM
 	@MODEL=$(MODEL) .venv-engine/bin/pytest -q -m engine e2e/engine

@@ -79,6 +79,11 @@ def test_what_is_no_quantity_at_all() -> None:
         ({"router": {"limits": {"queueTimeoutSeconds": 0}}}, "spec.router.limits.queueTimeoutSeconds: expected `int` >= 1"),
         ({"kvCache": {"disk": {"size": "1Ti"}}}, "spec.kvCache: blocks pass through host memory"),
         ({"engine": {"resources": {"limits": {"cpu": "x"}}}}, 'spec.engine.resources.limits[...]: "x" is not a quantity'),
+        ({"engine": {"extraArgs": ["--port=1"]}}, "spec.engine.extraArgs: engine argument --port is refused: the worker"),
+        (
+            {"engine": {"kind": "sim", "extraArgs": ["--middleware", "x"]}},
+            "spec.engine.extraArgs: engine argument --middleware is refused: the gate is the one middleware",
+        ),
     ],
 )  # fmt: skip
 def test_errors_begin_with_the_field_and_say_what_would_be_right(spec: dict[str, Any], told: str) -> None:

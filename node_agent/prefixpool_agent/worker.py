@@ -15,10 +15,10 @@ from typing import Any, Final
 import msgspec
 
 from prefixpool import names
+from prefixpool.engine_arguments import split
 from prefixpool.errors import SettingsError
 from prefixpool.settings import parse
 from prefixpool_agent import shm
-from prefixpool_agent.engines.arguments import split
 from prefixpool_agent.engines.base import EngineSpec, Host
 from prefixpool_agent.engines.sim import sim_spec
 from prefixpool_agent.engines.vllm import vllm_spec

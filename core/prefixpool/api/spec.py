@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 from msgspec import Meta
 
+from prefixpool import engine_arguments
 from prefixpool.api import reading
 from prefixpool.api.engine import CPU, Accelerator, Engine, EngineKind
 from prefixpool.api.kv_cache import KvBudget, KvCache
@@ -14,7 +15,10 @@ from prefixpool.api.model import Model
 from prefixpool.api.placement import Placement
 from prefixpool.api.router import Auth, Router
 from prefixpool.api.struct import ApiStruct, Replicas, Rule, Seconds, Small
+from prefixpool.errors import SettingsError
 from prefixpool.sizing.request import BudgetTier
+
+_REFUSED: Final = {EngineKind.VLLM: engine_arguments.VLLM, EngineKind.SIM: engine_arguments.SIM}
 
 
 class Rollout(ApiStruct, frozen=True, kw_only=True):
@@ -102,4 +106,9 @@ class PoolSpec(ApiStruct, frozen=True, kw_only=True):
     def from_object(cls, obj: Mapping[str, Any]) -> PoolSpec:
         """Of a whole InferencePool. SpecError names the field: `spec.kvCache.host.memory: "12Gx" is not a quantity; …`."""
         reading.check_name(obj)
-        return reading.read(cls, obj.get("spec"), "spec")
+        spec = reading.read(cls, obj.get("spec"), "spec")
+        try:
+            engine_arguments.check(spec.engine.extra_args, _REFUSED[spec.engine.kind])
+        except SettingsError as error:
+            raise reading.SpecError(f"spec.engine.extraArgs: {error}") from error
+        return spec

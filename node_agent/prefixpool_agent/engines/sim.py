@@ -7,33 +7,13 @@ from pathlib import PurePath
 from typing import Final
 
 from prefixpool import names
-from prefixpool_agent.engines.arguments import Rules, check, split
+from prefixpool.engine_arguments import SIM, check, split
 from prefixpool_agent.engines.base import EngineSpec, Host
-from prefixpool_agent.engines.vllm import MIDDLEWARE, RULES, kv_events, reachable
+from prefixpool_agent.engines.vllm import MIDDLEWARE, kv_events, reachable
 from prefixpool_agent.settings import WorkerSettings
 
 _BLOCK_TOKENS: Final = 32
 _STARTUP_S: Final = 60.0
-
-SIM_RULES: Final = Rules(
-    long={
-        flag: RULES.long[flag]
-        for flag in (
-            "--model",
-            "--served-model-name",
-            "--host",
-            "--port",
-            "--block-size",
-            "--num-gpu-blocks-override",
-            "--max-model-len",
-            "--max-num-seqs",
-            "--kv-transfer-config",
-            "--kv-events-config",
-            "--middleware",
-        )
-    },
-    short={},
-)
 
 KV_TOKEN_BYTES: Final = 23_040  # SmolLM2-135M in bf16, to which the sim's times are fitted; it has no disk tier
 
@@ -41,7 +21,7 @@ KV_TOKEN_BYTES: Final = 23_040  # SmolLM2-135M in bf16, to which the sim's times
 def sim_spec(settings: WorkerSettings, host: Host) -> EngineSpec:
     """Raises SettingsError for extra arguments that undo ours."""
     extra = split(settings.engine_args)
-    check(extra, SIM_RULES)
+    check(extra, SIM)
     block_tokens = settings.block_tokens or _BLOCK_TOKENS
     served = settings.served_model_name or PurePath(settings.model).name
     argv = [

@@ -7,8 +7,8 @@ from pathlib import PurePath
 from typing import Final
 
 from prefixpool import names
+from prefixpool.engine_arguments import VLLM, check, split
 from prefixpool.errors import SettingsError
-from prefixpool_agent.engines.arguments import Rules, check, split
 from prefixpool_agent.engines.base import DeadlineRates, EngineSpec, Host, core_list, startup_deadline_s
 from prefixpool_agent.settings import Device, WorkerSettings
 from prefixpool_agent.tiers.connector import kv_transfer
@@ -21,87 +21,11 @@ _CPU_BLOCK_MULTIPLE: Final = 32
 _CPU_RATES: Final = DeadlineRates(base_s=600.0, bytes_per_s=50e6)
 _CUDA_RATES: Final = DeadlineRates(base_s=900.0, bytes_per_s=100e6)
 
-_WORKER: Final = "the worker sets it, from its setting {}"
-_OURS: Final = "the worker sets it"
-_TLS: Final = "engines speak plain HTTP to agent and router; TLS is the router's"
-_RANKS: Final = "data parallel ranks in one engine are not supported; run more replicas"
-_NODES: Final = "an engine on several machines is not supported"
-_PROMPTS: Final = "prompts would be written to the log"
-
-RULES: Final = Rules(
-    long={
-        "--model": _WORKER.format("model"),
-        "--served-model-name": _WORKER.format("served_model_name"),
-        "--host": _WORKER.format("host"),
-        "--port": _WORKER.format("engine_port"),
-        "--tensor-parallel-size": _WORKER.format("tensor_parallel"),
-        "--pipeline-parallel-size": _WORKER.format("pipeline_parallel"),
-        "--max-model-len": _WORKER.format("max_model_len"),
-        "--block-size": _WORKER.format("block_tokens"),
-        "--num-gpu-blocks-override": _WORKER.format("device_blocks"),
-        "--kv-cache-memory-bytes": _WORKER.format("kv_cache_bytes"),
-        "--gpu-memory-utilization": _WORKER.format("memory_utilization_percent"),
-        "--max-num-seqs": _WORKER.format("max_num_seqs"),
-        "--dtype": _WORKER.format("dtype"),
-        "--kv-cache-dtype": _WORKER.format("kv_cache_dtype"),
-        "--enforce-eager": _WORKER.format("enforce_eager"),
-        "--kv-events-config": "the agent reads KV events from sockets in the run directory",
-        "--kv-transfer-config": _WORKER.format("host_kv_bytes"),
-        "--kv-offloading-size": _WORKER.format("host_kv_bytes"),
-        "--kv-offloading-backend": _WORKER.format("host_kv_bytes"),
-        "--enable-prefix-caching": "without prefix caching there is nothing to route by",
-        "--prefix-caching-hash-algo": "agents and tiers rely on the default",
-        "--enable-prompt-tokens-details": "the router compares cached tokens with its prediction",
-        "--enable-request-id-headers": _OURS,
-        "--middleware": "the gate is the one middleware; another could let requests pass it",
-        "--api-key": "the gate checks the pool's engine key; clients' keys are the router's",
-        "--root-path": "paths must be those that the gate knows",
-        "--uds": "agent and router reach the engine by TCP",
-        "--grpc": "the gate guards HTTP only",
-        "--grpc-port": "the gate guards HTTP only",
-        "--headless": "an engine without API server cannot be reached",
-        "--config": "a file of options could undo the worker's; give them one by one",
-        "--shutdown-timeout": "the agent drains before it stops the engine; vLLM's own wait can hang for ever",
-        "--ssl-keyfile": _TLS,
-        "--ssl-certfile": _TLS,
-        "--ssl-ca-certs": _TLS,
-        "--ssl-cert-reqs": _TLS,
-        "--ssl-ciphers": _TLS,
-        "--enable-ssl-refresh": _TLS,
-        "--data-parallel-size": _RANKS,
-        "--data-parallel-size-local": _RANKS,
-        "--data-parallel-rank": _RANKS,
-        "--data-parallel-start-rank": _RANKS,
-        "--data-parallel-address": _RANKS,
-        "--data-parallel-rpc-port": _RANKS,
-        "--data-parallel-backend": _RANKS,
-        "--data-parallel-hybrid-lb": _RANKS,
-        "--data-parallel-external-lb": _RANKS,
-        "--data-parallel-multi-port-external-lb": _RANKS,
-        "--data-parallel-supervisor-port": _RANKS,
-        "--enable-elastic-ep": _RANKS,
-        "--nnodes": _NODES,
-        "--node-rank": _NODES,
-        "--master-addr": _NODES,
-        "--master-port": _NODES,
-        "--enable-log-requests": _PROMPTS,
-        "--enable-log-outputs": _PROMPTS,
-        "--enable-log-deltas": _PROMPTS,
-    },
-    short={
-        "-dp": _RANKS,
-        "-n": _NODES,
-        "-r": _NODES,
-        "-tp": _WORKER.format("tensor_parallel"),
-        "-pp": _WORKER.format("pipeline_parallel"),
-    },
-)
-
 
 def vllm_spec(settings: WorkerSettings, host: Host) -> EngineSpec:
     """Raises SettingsError for settings or extra arguments that cannot work."""
     extra = split(settings.engine_args)
-    check(extra, RULES)
+    check(extra, VLLM)
     block_tokens = _block_tokens(settings)
     served = settings.served_model_name or PurePath(settings.model).name
     rates = _CPU_RATES if settings.device is Device.CPU else _CUDA_RATES
