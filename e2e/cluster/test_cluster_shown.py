@@ -41,3 +41,13 @@ async def test_crash_looping(place: PoolPlace) -> None:
     await place.apply("broken", replicas=1, engine={"kind": "sim", "extraArgs": ["--no-such-flag=1"]})
     message = await place.until("broken", "Degraded", "True", "CrashLooping", within_s=POOL_S)
     assert message in await keep(place, "crash-looping", "broken")
+
+
+async def test_a_secret_that_is_missing(place: PoolPlace) -> None:
+    await place.apply("keyless", replicas=1, auth={"keysSecret": "clients"})
+    message = await place.until("keyless", "Degraded", "True", "SecretMissing", within_s=POOL_S)
+    assert 'secret "clients" not found' in message
+    assert message in await keep(place, "secret-missing", "keyless")
+    await place.kubectl("create", "secret", "generic", "clients", "--from-literal=keys=")
+    await place.until_ready("keyless", 1)
+    await place.until("keyless", "Degraded", "False", "Healthy", within_s=POOL_S)

@@ -79,6 +79,12 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
         return any(one.crash_looping for one in self.containers)
 
     @property
+    def starts_silently(self) -> bool:
+        """Not ready, and only its agent, or an Event, would tell of a change."""
+        runs = self.worker is not None and bool(self.worker.id) and not self.worker.waiting
+        return not self.ready and (runs or self.unmade_since_s is not None)
+
+    @property
     def broken(self) -> bool:
         """Serves nobody, and holds nothing that would be lost with it: it fails, or has not been up yet."""
         return not self.ready and (self.failing or not self.served)

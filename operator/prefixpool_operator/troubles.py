@@ -19,7 +19,7 @@ from prefixpool_operator.view import View
 
 OOM_TOLD_S: Final = 600.0  # a pod that recovered from an out-of-memory kill is told of for so long
 STUCK_S: Final = 30.0  # beyond its grace period
-LOOK_S: Final = 30.0  # between two looks at replicas that are not ready: agents learn things that no watch tells
+LOOK_S: Final = 30.0  # between two looks at what no watch tells of
 _PODS_S: Final = 60.0  # in which a StatefulSet that was written has pods, and a pod on a node has its volumes
 _TEXT: Final = 300  # characters of another program's message
 _SHOWN: Final = 5  # names of pods in a message
@@ -110,7 +110,7 @@ def _of_pod(pod: Pod, view: View) -> Iterator[Trouble | Deadline]:
     if pod.terminating_s is not None:
         yield from _terminating(pod, pod.terminating_s, node, view.now_s)
         return
-    if pod.ordinal >= 0 and not pod.ready:
+    if pod.starts_silently:
         yield Deadline(at_s=view.now_s + LOOK_S)
     if node and not pod.ready:
         yield Trouble(
