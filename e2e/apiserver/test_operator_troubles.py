@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from prefixpool_operator import kube
 from prefixpool_operator.kube_client import KubeClient
+from prefixpool_operator.troubles import STUCK_S
 from prefixpool_testing.cluster.api_server import ApiServer
 from prefixpool_testing.operated import Place, operated
 
@@ -44,6 +48,45 @@ async def test_a_child_that_the_api_server_does_not_take(place: Place) -> None:
     await place.apply("p")
     await place.serve("p", replicas=2)
     await place.until("p", "Degraded", "False", "Healthy")
+
+
+async def test_pods_that_do_not_end_for_a_dead_node_and_for_a_finalizer(place: Place) -> None:
+    place.api.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "lost"}})
+    await place.apply("p", replicas=2)
+    await place.serve("p", replicas=2)
+    target = {"kind": "Node", "name": "lost"}
+    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "p-0"}, "target": target}
+    path = f"/api/v1/namespaces/{place.namespace}/pods/p-0/binding"
+    await asyncio.to_thread(place.api.kubectl, "create", "--raw", path, "-f", "-", stdin=json.dumps(binding))
+    await place.kubectl("patch", "pod/p-1", "--type=merge", "-p", '{"metadata":{"finalizers":["example.com/kept"]}}')
+    for name in ("p-1", "p-0"):
+        await place.client.delete(kube.POD, place.namespace, name, grace_s=1)
+    message = await place.until("p", "Degraded", "True", "NodeLost", within_s=STUCK_S + 30)
+    assert "kubectl taint node lost node.kubernetes.io/out-of-service" in message
+    assert "p-1: should have ended and has not" in message
+    await place.kubectl("delete", "pod/p-0", "--force", "--grace-period=0")
+    await place.kubectl("patch", "pod/p-1", "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
+    await place.serve("p", replicas=2)
+    await place.until("p", "Degraded", "False", "Healthy")
+
+
+async def test_a_disk_that_cannot_shrink(place: Place) -> None:
+    def cache(size: str) -> dict[str, Any]:
+        return {"host": {"memory": "1Gi"}, "disk": {"size": size, "storageClassName": "local"}}
+
+    await place.apply("p", kvCache=cache("20Gi"))
+    await place.serve("p", replicas=2)
+    uids = {pod["metadata"]["uid"] for pod in await place.pods("p")}
+    await place.apply("p", kvCache=cache("10Gi"))
+    message = await place.until("p", "Degraded", "True", "ClaimCannotShrink")
+    assert "kubectl delete statefulset p --cascade=orphan" in message
+    await place.kubectl("delete", "statefulset/p", "--cascade=orphan")
+    message = await place.until("p", "Progressing", "True", "RollingOut")
+    await place.serve("p", replicas=2)
+    told = await place.until("p", "Degraded", "True", "ClaimCannotShrink")
+    assert "disk-p-0, disk-p-1" in told
+    assert "a claim cannot shrink" in told
+    assert uids & {pod["metadata"]["uid"] for pod in await place.pods("p")}, "not all at once"
 
 
 async def test_a_secret_with_the_name_of_the_pools_keys(place: Place) -> None:

@@ -53,7 +53,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     unschedulable: str
     unmade_since_s: float | None = None  # on a node, but its volumes or its network are not there, hence no container either
     created_s: float
-    ended: bool = False  # for good: evicted, or a Job's that is done
+    ended: bool = False  # for good (evicted, or a Job's that is done), and nobody asked it to
     containers: tuple[Container, ...]
     info: Info | None = None
 
@@ -132,7 +132,7 @@ def read(raw: Raw, info: Info | None = None) -> Pod:
         unschedulable=_unschedulable(scheduled),
         unmade_since_s=None if deleted or not spec.get("nodeName") else _unmade_since_s(status),
         created_s=seconds(meta["creationTimestamp"]) if meta.get("creationTimestamp") else 0.0,
-        ended=status.get("phase") in ("Succeeded", "Failed"),
+        ended=not deleted and status.get("phase") in ("Succeeded", "Failed"),
         containers=(
             *_containers(spec.get("initContainers"), status.get("initContainerStatuses")),
             *_containers(spec.get("containers"), status.get("containerStatuses")),

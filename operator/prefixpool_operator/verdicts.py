@@ -17,6 +17,8 @@ def available(view: View, work: Work, max_unavailable: int) -> Verdict:
     replicas = work.target.replicas if work.target else view.replicas_now
     ready = view.ready(replicas)
     told = f"{ready} of {replicas} replicas are ready"
+    if replicas == 0 and work.target is None:
+        return Verdict.no(Reason.NONE_READY, "No replica runs; see Accepted and Sized.")
     if replicas == 0:
         return Verdict.no(Reason.SCALED_TO_ZERO, "No replica is asked for.")
     apart = view.deployment is not None if work.target is None else not work.sidecars
@@ -74,8 +76,9 @@ def _under_way(view: View, work: Work, target: Target) -> Verdict:
             Reason.ROLLING_OUT, f"The rollout has stopped, because {failing} of the new revision fails. {counts}"
         )
     if any(not target.updated(pod) for pod in own):
+        routers = "" if any(target.outdated(pod) for pod in own) else " Only routers change, in place; engines run on."
         waits = f" Waits for {work.step.waits_for}." if work.step.waits_for else ""
-        return Verdict.yes(Reason.ROLLING_OUT, counts + waits)
+        return Verdict.yes(Reason.ROLLING_OUT, counts + routers + waits)
     if len(view.workers) != target.replicas or view.replicas_now != target.replicas:
         return Verdict.yes(Reason.SCALING, f"{len(view.workers)} pods exist, {target.replicas} are wanted. {counts}")
     return Verdict.yes(Reason.STARTING, counts)

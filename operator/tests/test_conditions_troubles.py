@@ -271,6 +271,15 @@ def test_an_evicted_pod_that_nobody_cleans_up_is_no_trouble() -> None:
     assert cluster.pool["status"]["replicas"] == 1
 
 
+def test_a_failed_pod_that_a_finalizer_keeps_is_still_told() -> None:
+    cluster = settled()
+    cluster.terminate("chat-1")
+    cluster.pods["chat-1"]["status"]["phase"] = "Failed"  # Kubernetes' collector of pods says so of those without a node
+    cluster.now_s += STUCK_S
+    cluster.reconcile()
+    assert cluster.said()["Degraded"] == "True StuckTerminating"
+
+
 def test_a_change_that_the_api_server_refuses_is_told_until_it_is_taken() -> None:
     cluster = settled()
     cluster.refused = 'statefulsets.apps "chat" is forbidden: no such priority class'

@@ -61,6 +61,7 @@ def test_a_model_that_does_not_fit_starts_nothing_and_says_what_would() -> None:
     assert "GiB are missing" in message
     assert "tensor parallelism 16" in message
     assert cluster.said()["Progressing"] == "True Waiting"
+    assert cluster.said()["Available"] == "False NoneReady"
     assert cluster.pool["status"]["sizing"]["limitedBy"] == "Weights"
 
 
