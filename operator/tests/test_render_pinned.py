@@ -37,6 +37,9 @@ def test_a_new_router_image_keeps_pods_and_is_in_the_template_too() -> None:
     cluster = settled()
     uids = {pod["metadata"]["uid"] for pod in cluster.pods.values()}
     cluster.settings = msgspec.structs.replace(SETTINGS, router_image="registry.local/router:2")
+    cluster.reconcile()
+    cluster.reconcile()
+    assert "Only routers change, in place; engines run on." in cluster.condition("Progressing")["message"]
     cluster.run()
     assert {pod["metadata"]["uid"] for pod in cluster.pods.values()} == uids
     templates = [cluster.stateful["spec"]["template"]] if cluster.stateful else []
