@@ -5,6 +5,8 @@ Accept the spec, size it, render what there should be, compare it with what ther
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec.structs import replace
 
 from prefixpool.api.reading import SpecError
@@ -23,6 +25,7 @@ from prefixpool_operator.troubles import Trouble
 from prefixpool_operator.view import View
 from prefixpool_operator.work import Work, inspecting, working
 
+_REFUSED_CHARS: Final = 1000
 _VALID = Verdict.yes(Reason.VALID, "The spec can be used as it is.")
 
 
@@ -59,7 +62,8 @@ def _unsized() -> Sized:
 
 def _finish(view: View, spec: PoolSpec | None, work: Work, sized: Sized, accepted: Verdict) -> Plan:
     found, deadlines = troubles.look(view)
-    found += [Trouble(reason=Reason.WRITE_REFUSED, message=f"a change is refused: {view.refused}")] if view.refused else []
+    if view.refused:
+        found.append(Trouble(reason=Reason.WRITE_REFUSED, message=f"a change is refused: {view.refused[:_REFUSED_CHARS]}"))
     found += [*work.troubles, *(Trouble(reason=Reason.FOREIGN_EDITS, message=one) for one in work.insists)]
     sized_message = " ".join(filter(None, (sized.message, work.replicas.message if work.replicas else "")))
     said = {

@@ -34,6 +34,8 @@ def available(view: View, work: Work, max_unavailable: int) -> Verdict:
 def progressing(view: View, work: Work, *, paused: bool) -> Verdict:
     """False only if everything is as the present spec wants it."""
     target = work.target
+    if target is None and paused:
+        return Verdict.yes(Reason.PAUSED, "spec.paused is set: nothing is changed, and no Job looks at the model either.")
     if target is None:
         return Verdict.yes(Reason.WAITING, "Nothing is changed until the spec is accepted and sized.")
     if paused:

@@ -208,6 +208,13 @@ def test_an_inspection_that_fails_names_all_three_ways() -> None:
     assert cluster.plan().actions == ()
 
 
+def test_a_paused_pool_does_not_promise_an_inspection() -> None:
+    cluster = ToyCluster(pool({**UNKNOWN, "paused": True}))
+    assert cluster.reconcile().actions == ()
+    assert cluster.said()["Progressing"] == "True Paused"
+    assert "no Job" in cluster.condition("Progressing")["message"]
+
+
 def test_an_inspection_that_ended_without_a_word_says_how() -> None:
     cluster, job = inspecting()
     cluster.pods["inspect-pod"] = ended(job, "")
