@@ -243,6 +243,20 @@ async def test_a_budget_sizes_a_pool_until_somebody_scales_it(place: Place) -> N
     assert "kubectl" in pool["status"]["replicasManagedBy"]
 
 
+async def test_a_horizontal_pod_autoscaler_is_respected(place: Place) -> None:
+    """One broken pod does not hold it up: no pod of this pool ever gets ready."""
+    await place.apply("p", replicas=None, kvBudget={"residentTokens": 1000})
+    await place.until_replicas("p", 1, within_s=30)
+    aim = {"apiVersion": kube.POOL.api_version, "kind": kube.POOL.kind, "name": "p"}
+    scaler = {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler"}
+    meta = {"name": "p", "namespace": place.namespace}
+    place.api.apply({**scaler, "metadata": meta, "spec": {"scaleTargetRef": aim, "minReplicas": 3, "maxReplicas": 5}})
+    await place.until_replicas("p", 3, within_s=60)
+    pool = await place.get(kube.POOL, "p")
+    assert pool is not None
+    assert (pool["spec"]["replicas"], pool["status"]["replicasManagedBy"]) == (3, "kube-controller-manager")
+
+
 async def test_a_name_that_is_taken_is_left_alone_and_told(place: Place) -> None:
     theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "p", "namespace": place.namespace}}
     place.api.apply({**theirs, "spec": {"selector": {"app": "theirs"}, "ports": [{"port": 80}]}})
