@@ -85,6 +85,11 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
         return not self.ready and (runs or self.unmade_since_s is not None)
 
     @property
+    def ready_for_routers(self) -> bool:
+        """Its engine answers, but the pod is not ready."""
+        return not self.ready and self.terminating_s is None and self.info is not None and self.info.state is State.READY
+
+    @property
     def broken(self) -> bool:
         """Serves nobody, and holds nothing that would be lost with it: it fails, or has not been up yet."""
         return not self.ready and (self.failing or not self.served)

@@ -25,10 +25,18 @@ def available(view: View, work: Work, max_unavailable: int) -> Verdict:
     if apart and not view.routers_ready:
         return Verdict.no(Reason.NONE_READY, f"{told}, but no router is.")
     if ready == 0:
-        return Verdict.no(Reason.NONE_READY, f"{told}.")
+        return Verdict.no(Reason.NONE_READY, f"{told}.{_unrouted(view, apart)}")
     if ready < replicas - max_unavailable:
-        return Verdict.no(Reason.TOO_FEW_READY, f"{told}; rollout.maxUnavailable allows {max_unavailable} to be missing.")
+        few = f"{told}; rollout.maxUnavailable allows {max_unavailable} to be missing.{_unrouted(view, apart)}"
+        return Verdict.no(Reason.TOO_FEW_READY, few)
     return Verdict.yes(Reason.REPLICAS_READY, f"{told}.")
+
+
+def _unrouted(view: View, apart: bool) -> str:
+    """For a moment that is the way of every start; where it lasts, routers may lack rights or a way to agents."""
+    pod = next((one for one in view.workers if one.ready_for_routers), None)
+    logs = f"deployment/{view.identity.router}" if apart else f"{pod.name} -c router" if pod else ""
+    return f" The engine of {pod.name} is up, but no router knows it yet: `kubectl logs {logs}`." if pod else ""
 
 
 def progressing(view: View, work: Work, *, paused: bool) -> Verdict:

@@ -191,6 +191,21 @@ def test_too_few_ready() -> None:
     assert [(one.type, one.reason) for one in found.events if one.reason == "TooFewReady"] == [("Warning", "TooFewReady")]
 
 
+@pytest.mark.parametrize(("mode", "logs"), [("Sidecar", "chat-0 -c router"), ("Deployment", "deployment/chat-router")])
+def test_an_engine_that_is_up_and_that_no_router_knows(mode: str, logs: str) -> None:
+    cluster = ToyCluster(pool({"replicas": 1, "router": {"mode": mode}}))
+    cluster.run()
+    if mode == "Deployment":
+        cluster.children["Deployment", "chat-router"]["status"]["readyReplicas"] = 1
+    cluster.set_ready("chat-0", ready=False)
+    cluster.infos["chat-0"] = info("chat-0")
+    cluster.reconcile()
+    message = cluster.condition("Available")["message"]
+    assert message == (
+        f"0 of 1 replicas are ready. The engine of chat-0 is up, but no router knows it yet: `kubectl logs {logs}`."
+    )
+
+
 def test_routers_of_their_own_must_be_ready_too() -> None:
     cluster = ToyCluster(pool({"replicas": 1, "router": {"mode": "Deployment"}}))
     cluster.run()
