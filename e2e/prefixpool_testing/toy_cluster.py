@@ -287,7 +287,7 @@ class ToyCluster:
 
 
 def _merged(before: Any, last: Any, ours: Any) -> Any:
-    """As server-side apply: our fields as we say, what we set `last` and leave out now goes, others' stay. Lists are whole."""
+    """As server-side apply: our fields as we say; what we set `last` and leave out now goes; lists are whole."""
     if not (isinstance(before, dict) and isinstance(ours, dict)):
         return copy.deepcopy(ours)
     mine = last if isinstance(last, dict) else {}
