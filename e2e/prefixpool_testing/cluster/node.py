@@ -13,13 +13,13 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from prefixpool_testing.cluster import cache, debian, folders, images
-from prefixpool_testing.cluster.api_server import NODE, ApiServer, Place, as_flags
+from prefixpool_testing.cluster.api_server import KUBERNETES_SERVICE, NODE, ApiServer, Place, as_flags
 from prefixpool_testing.cluster.cgroups import cgroup
 from prefixpool_testing.cluster.errors import ClusterError
 from prefixpool_testing.cluster.namespaces import NODE_ADDRESS, namespaces
@@ -27,6 +27,7 @@ from prefixpool_testing.cluster.programs import Programs
 from prefixpool_testing.cluster.toolchain import tool
 
 POD_CIDR: Final = "198.18.128.0/24"
+API_PORT: Final = 6443
 _CGROUP: Final = "prefixpool-node"
 _READY_S: Final = 90.0
 _IMPORT_S: Final = 300.0
@@ -39,7 +40,7 @@ class Node:
     def __init__(self, folder: Path, enter: Sequence[str]) -> None:
         self.folder = folder
         self.programs = Programs(folder / "logs", enter)
-        self.api = ApiServer(folder, Place(NODE_ADDRESS, api=6443, etcd=2379, etcd_peer=2380), self.programs)
+        self.api = ApiServer(folder, Place(NODE_ADDRESS, api=API_PORT, etcd=2379, etcd_peer=2380), self.programs)
         self._enter = tuple(enter)
 
     # -- for tests
@@ -63,6 +64,43 @@ class Node:
         if done.returncode:
             raise ClusterError(f"ctr {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
+
+    def volume(self, name: str, contents: Mapping[str, Path]) -> Path:
+        """A folder of the node's, for a hostPath; folders of this machine are seen in it, read-only, until the node ends."""
+        folder = self.folder / "volumes" / name
+        for inner, source in contents.items():
+            (folder / inner).mkdir(parents=True)
+            mount = [*self._enter, "mount", "--bind", "-o", "ro", str(source), str(folder / inner)]
+            subprocess.run(mount, timeout=_READY_S, check=True)
+        return folder
+
+    @contextmanager
+    def cut(self, address: str) -> Iterator[None]:
+        """A pod's network is cut while the block lasts: what it sends and what is sent to it is lost."""
+        with self._dropping(("PREROUTING", "-s", address), ("POSTROUTING", "-d", address)):
+            yield
+
+    @contextmanager
+    def cut_from_api(self, address: str) -> Iterator[None]:
+        """A pod and the API server do not hear of each other while the block lasts."""
+        there = ("PREROUTING", "-s", address, "-d", KUBERNETES_SERVICE)
+        back = ("POSTROUTING", "-d", address, "-p", "tcp", "--sport", str(API_PORT))
+        with self._dropping(there, back):
+            yield
+
+    @contextmanager
+    def _dropping(self, *rules: tuple[str, ...]) -> Iterator[None]:
+        for rule in rules:
+            self._iptables("-I", *rule)
+        try:
+            yield
+        finally:
+            for rule in rules:
+                self._iptables("-D", *rule)
+
+    def _iptables(self, action: str, *rule: str) -> None:
+        command = ("iptables", "-w", "-t", "mangle", action, *rule, "-j", "DROP")
+        subprocess.run([*self._enter, *command], timeout=_READY_S, check=True)
 
     def restart_containerd(self) -> None:
         """SIGKILL, then a new one; containers run on."""

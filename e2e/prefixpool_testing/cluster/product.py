@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import aiohttp
 
 from prefixpool import names
+from prefixpool_cli.admin import AdminClient
 from prefixpool_operator import kube
 from prefixpool_operator.kube_client import KubeClient
+from prefixpool_operator.observed import Raw
+from prefixpool_router.state import RouterReport
 from prefixpool_testing import chart
 from prefixpool_testing.cluster import images
 from prefixpool_testing.cluster.node import Node
@@ -19,6 +22,7 @@ from prefixpool_testing.eventually import eventually
 from prefixpool_testing.operated import POOLS, Place
 from prefixpool_testing.operator_program import admin_client, worker_pods
 from prefixpool_testing.pool_client import PoolClient
+from prefixpool_testing.sim_pool import samples
 
 OPERATOR: Final = "deployment/prefixpool-operator"
 MODEL: Final = "SmolLM2-135M-Instruct"  # what the pools of the tests serve
@@ -29,16 +33,25 @@ _RESTRICTED: Final = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 def install(cluster: Node, router: str = images.CONTROL) -> None:
     """Operators with images of this checkout; ready. Again: an upgrade."""
+    install_objects(cluster, chart.objects(values(router)))
+
+
+def install_objects(cluster: Node, rendered: Iterable[Raw]) -> None:
+    """What a chart rendered, but for its test; operators are ready."""
     api = cluster.api
     meta = {"name": chart.NAMESPACE, "labels": _RESTRICTED}
-    values = {
+    sent = [one for one in rendered if "helm.sh/hook" not in one["metadata"].get("annotations", {})]
+    api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": meta}, *sent)
+    api.kubectl("-n", chart.NAMESPACE, "rollout", "status", OPERATOR, "--timeout=120s")
+
+
+def values(router: str = images.CONTROL) -> Raw:
+    """Of the chart, for images of this checkout."""
+    return {
         "image": _image(images.CONTROL),
         "router": {"image": _image(router)},
         "worker": {"image": _image(images.WORKER)},
     }
-    sent = [one for one in chart.objects(values) if "helm.sh/hook" not in one["metadata"].get("annotations", {})]
-    api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": meta}, *sent)
-    api.kubectl("-n", chart.NAMESPACE, "rollout", "status", OPERATOR, "--timeout=120s")
 
 
 def _image(name: str) -> dict[str, str]:
@@ -56,18 +69,35 @@ class PoolPlace(Place):
         meta = {"name": self.namespace, "labels": _RESTRICTED}
         self.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": meta})
 
-    async def client_of(self, pool: str) -> PoolClient:
+    async def client_of(self, pool: str, key: str = "") -> PoolClient:
         """Speaks to the pool's client Service."""
+        return PoolClient(self._http, await self.url_of(pool), key, MODEL)
+
+    async def url_of(self, pool: str) -> str:
+        """Of the pool's client Service."""
         service = await self.client.get(_SERVICE, self.namespace, pool)
-        return PoolClient(self._http, f"http://{service['spec']['clusterIP']}", "", MODEL)
+        return f"http://{service['spec']['clusterIP']}"
+
+    async def routers(self, pool: str, *names_of_pods: str) -> dict[str, RouterReport]:
+        """What the router in each of these pods (default: in all) says. Raises CliError if one does not answer."""
+        pods = [pod for pod in await self.workers(pool) if not names_of_pods or pod["metadata"]["name"] in names_of_pods]
+        admins = [AdminClient(self._http, f"http://{_address(pod)}:{names.ROUTER_ADMIN_PORT}") for pod in pods]
+        reports = await asyncio.gather(*(admin.state() for admin in admins))
+        return {pod["metadata"]["name"]: report.workers[0] for pod, report in zip(pods, reports, strict=True)}
+
+    async def metric(self, pod: Any, name: str) -> float:
+        """Sum of a metric of the router in one pod."""
+        admin = PoolClient(self._http, f"http://{_address(pod)}:{names.ROUTER_ADMIN_PORT}", "", MODEL)
+        found = samples((await admin.get(names.PATH_METRICS)).body.decode())
+        return sum(sample.value for sample in found if sample.name == name)
 
     def router_of(self, pod: Any) -> PoolClient:
         """Speaks to the router in one pod."""
-        return PoolClient(self._http, f"http://{pod['status']['podIP']}:{names.ROUTER_PORT}", "", MODEL)
+        return PoolClient(self._http, f"http://{_address(pod)}:{names.ROUTER_PORT}", "", MODEL)
 
     def engine_of(self, pod: Any, key: str) -> PoolClient:
         """Speaks to the engine in one pod, with the pool's own key."""
-        return PoolClient(self._http, f"http://{pod['status']['podIP']}:{names.ENGINE_PORT}", key, MODEL)
+        return PoolClient(self._http, f"http://{_address(pod)}:{names.ENGINE_PORT}", key, MODEL)
 
     async def workers(self, pool: str) -> list[Any]:
         """Pods of the pool's replicas, by name."""
@@ -155,6 +185,11 @@ class PoolPlace(Place):
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+def _address(pod: Any) -> str:
+    """Blank before it has one."""
+    return str(pod.get("status", {}).get("podIP", ""))
 
 
 def _containers(pod: Any) -> list[Any]:
