@@ -12,8 +12,9 @@ import pytest_asyncio
 
 from prefixpool_operator import kube
 from prefixpool_operator.kube_client import KubeClient
-from prefixpool_operator.troubles import STUCK_S
+from prefixpool_operator.troubles import LOOK_S, STUCK_S
 from prefixpool_testing.cluster.api_server import ApiServer
+from prefixpool_testing.eventually import eventually
 from prefixpool_testing.operated import Place, operated
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -34,7 +35,7 @@ def place(api: ApiServer, client: KubeClient) -> Iterator[Place]:
 async def test_a_quota_with_room_for_one_replica(place: Place) -> None:
     await place.kubectl("create", "quota", "team", "--hard=pods=1")
     await place.apply("p", replicas=2)
-    message = await place.until("p", "Degraded", "True", "PodRefused")
+    message = await place.until("p", "Degraded", "True", "PodRefused", within_s=2 * LOOK_S)
     assert "exceeded quota: team" in message
     await place.kubectl("delete", "quota/team")
     await place.serve("p", replicas=2)
@@ -99,3 +100,14 @@ async def test_a_secret_with_the_name_of_the_pools_keys(place: Place) -> None:
     secret = await place.get(kube.SECRET, "p-keys")
     assert secret is not None
     assert secret["data"].keys() == {"engine", "salt"}
+
+
+async def test_an_inspection_whose_pod_may_not_be_made(place: Place) -> None:
+    await place.kubectl("create", "quota", "team", "--hard=pods=0")
+    await place.apply("p", model={"source": "someone/unheard-of"}, engine={"kind": "vllm"})
+    await place.until("p", "Sized", "Unknown", "Inspecting")
+
+    async def told() -> bool:
+        return "exceeded quota: team" in (await place.condition("p", "Sized"))[2]
+
+    await eventually(told, within_s=2 * LOOK_S, what="the quota is told")

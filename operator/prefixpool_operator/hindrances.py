@@ -13,9 +13,9 @@ _ASKED: Final = 8  # objects of one pool
 _VAGUE: Final = "Unable to attach or mount volumes"  # stands beside an Event that says why
 
 
-def subjects(stateful: Raw | None, pods: Iterable[Raw]) -> list[str]:
-    """Uids of the objects whose warnings are worth reading."""
-    lacking = [stateful["metadata"]["uid"]] if stateful is not None and _lacks_pods(stateful) else []
+def subjects(makers: Iterable[Raw | None], pods: Iterable[Raw]) -> list[str]:
+    """Uids of the objects whose warnings are worth reading. `makers` of pods: StatefulSet and Job."""
+    lacking = [one["metadata"]["uid"] for one in makers if one is not None and lacks_pods(one)]
     return [*lacking, *sorted(pod.uid for pod in map(read, pods) if pod.unmade_since_s is not None)][:_ASKED]
 
 
@@ -29,9 +29,11 @@ def said(warnings: Iterable[Raw], uid: str, since_s: float) -> str:
     return "; ".join(sorted(one for one in messages if one and not one.startswith(_VAGUE)))
 
 
-def _lacks_pods(stateful: Raw) -> bool:
-    asked, found = ((stateful.get(part) or {}).get("replicas") or 0 for part in ("spec", "status"))
-    return bool(found < asked)
+def lacks_pods(maker: Raw) -> bool:
+    spec, status = maker.get("spec") or {}, maker.get("status") or {}
+    if maker["kind"] == "Job":
+        return not any(status.get(name) for name in ("active", "succeeded", "failed"))
+    return bool((status.get("replicas") or 0) < (spec.get("replicas") or 0))
 
 
 def _last_s(event: Raw) -> float:

@@ -64,7 +64,8 @@ class Observer:
         *children, pods, claims = lists
         owned = [child for listed in children for child in listed] + ([keys.secret] if keys.secret else [])
         by_key = {key_of(child): child for child in owned}
-        stuck = subjects(by_key.get((kube.STATEFUL_SET.kind, key.name)), pods)
+        makers = ((kube.STATEFUL_SET.kind, key.name), ("Job", Identity.of(pool).inspection))
+        stuck = subjects(map(by_key.get, makers), pods)
         infos, warnings = await asyncio.gather(self._infos(pods, keys.engine), self._warnings(key, stuck))
         return Observed(
             pool=pool,

@@ -17,7 +17,7 @@ from prefixpool.sizing.plan import SizingPlan, Source
 from prefixpool.sizing.reasons import gib
 from prefixpool.sizing.request import SizingRequest
 from prefixpool.wire import State
-from prefixpool_operator import device, inspection, remembered
+from prefixpool_operator import device, hindrances, inspection, remembered
 from prefixpool_operator.identity import A_REVISION, A_SPEC_HASH, Identity
 from prefixpool_operator.inspection import Inspected
 from prefixpool_operator.observed import Observed, Raw
@@ -53,7 +53,7 @@ def size(observed: Observed, spec: PoolSpec, identity: Identity) -> Sized:
             return Sized(status=ConditionStatus.FALSE, reason=Reason.REFUSED, message=f"spec.model.shape: {error}")
         return _unshaped(msgspec.structs.replace(inspected, failed=str(error)), identity)
     if shape is None:
-        return _unshaped(inspected, identity)
+        return _unshaped(inspected, identity, _hindrance(observed, inspected.job))
     found = device.look(observed.nodes, known, spec)
     if found.accelerator is None:
         return _unknown(Reason.DEVICE_UNKNOWN, found.unknown, inspected)
@@ -81,12 +81,19 @@ def _unknown(reason: Reason, message: str, inspected: Inspected, *, inspect: boo
     return Sized(status=ConditionStatus.UNKNOWN, reason=reason, message=message, inspected=inspected, inspect=inspect)
 
 
-def _unshaped(inspected: Inspected, identity: Identity) -> Sized:
+def _hindrance(observed: Observed, job: Raw | None) -> str:
+    if job is None or not hindrances.lacks_pods(job):
+        return ""
+    said = hindrances.said(observed.warnings, job["metadata"]["uid"], since_s=0.0)
+    return f" Its pod cannot be made: {said}" if said else ""
+
+
+def _unshaped(inspected: Inspected, identity: Identity, hindrance: str = "") -> Sized:
     if inspected.failed:
         retry = _RETRY.format(identity.inspection)
         message = f"{NO_SHAPE}. The inspection of its files failed: {inspected.failed}. {retry}"
         return _unknown(Reason.INSPECTION_FAILED, message, inspected)
-    message = f"The Job {identity.inspection} reads the model's config.json and the sizes of its weights."
+    message = f"The Job {identity.inspection} reads the model's config.json and the sizes of its weights.{hindrance}"
     return _unknown(Reason.INSPECTING, message, inspected, inspect=inspected.job is None and inspected.stale_job is None)
 
 

@@ -66,6 +66,7 @@ def _refused(view: View) -> Iterator[Trouble | Deadline]:
     """Pods that may not be made. Where Events may not be read, it shows as a StatefulSet that stays without any."""
     if view.stateful is None or len(view.workers) >= view.replicas_now:
         return
+    yield Deadline(at_s=view.now_s + LOOK_S)
     made_s = max((pod.created_s for pod in view.workers), default=0.0)  # what was refused before that is over
     if said := hindrances.said(view.warnings, view.stateful["metadata"]["uid"], made_s):
         yield Trouble(reason=Reason.POD_REFUSED, message=f"pods cannot be made: {_short(said)}")
@@ -81,7 +82,6 @@ def _refused(view: View) -> Iterator[Trouble | Deadline]:
         return
     due_s = max(written) + _PODS_S
     if view.now_s < due_s:
-        yield Deadline(at_s=due_s)
         return
     told = f"`kubectl describe statefulset {view.identity.name}` says why"
     yield Trouble(

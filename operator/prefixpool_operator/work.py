@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from prefixpool.api.sizing import ShapeSource
 from prefixpool.api.spec import PoolSpec
 from prefixpool.sizing.plan import SizingPlan
-from prefixpool_operator import children, drift, replicas
+from prefixpool_operator import children, drift, replicas, troubles
 from prefixpool_operator.actions import Action, Apply, Delete, PatchImage
 from prefixpool_operator.children import STATEFUL_SET, Wanted
 from prefixpool_operator.identity import A_ROUTER_BEFORE, Component, key_of
@@ -50,7 +50,7 @@ def inspecting(observed: Observed, spec: PoolSpec, sized: Sized, view: View) -> 
     if sized.inspected.stale_job is not None:
         return Work(actions=(children.delete(sized.inspected.stale_job, "it looks at another model"),))
     if not sized.inspect:
-        return Work()
+        return Work(wakes_s=(troubles.LOOK_S,) if sized.inspected.job and not sized.inspected.failed else ())
     outcome = drift.settle(inspection_job(view.identity, spec, observed.settings), None, view.now_s)
     return Work(actions=(outcome.action,) if outcome.action else ())
 

@@ -217,10 +217,10 @@ def test_a_stateful_set_that_may_make_no_pods() -> None:
     cluster = ToyCluster(pool({"replicas": 2}))
     cluster.reconcile()
     cluster.edit("StatefulSet", "chat", lambda obj: None, FIELD_MANAGER)
-    assert cluster.reconcile().wake_after_s == 60
+    assert cluster.reconcile().wake_after_s == LOOK_S
     assert cluster.said()["Degraded"] == "False Healthy"
     cluster.now_s += 60
-    assert cluster.reconcile().wake_after_s is None
+    assert cluster.reconcile().wake_after_s == LOOK_S
     assert cluster.said()["Degraded"] == "True PodRefused"
     cluster.controllers()
     cluster.reconcile()

@@ -111,6 +111,11 @@ async def test_warnings_are_read_of_what_does_not_come_up_only() -> None:
     assert not [call for call in rig.api.calls if call[1] == "Event"]
     stuck(rig)
     assert [one["message"] for one in (await rig.look()).warnings] == ["of stuck"]
+    rig.api.put(kube.STATEFUL_SET, "p", metadata={**OURS, "uid": "fine"}, spec={"replicas": 2}, status={"replicas": 2})
+    rig.api.put(kube.resource_of("Job"), "p-inspect", metadata={**OURS, "uid": "fine"}, status={"active": 1})
+    assert [one["message"] for one in (await rig.look()).warnings] == ["of stuck"]
+    rig.api.put(kube.STATEFUL_SET, "p", metadata={**OURS, "uid": "fine"}, spec={"replicas": 3}, status={"replicas": 2})
+    assert [one["message"] for one in (await rig.look()).warnings] == ["of fine", "of stuck"]
 
 
 async def test_without_the_right_to_read_events_all_else_goes_on() -> None:

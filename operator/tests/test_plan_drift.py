@@ -39,15 +39,15 @@ def test_an_edit_is_put_back_and_told_of() -> None:
 
 def test_the_same_edit_again_is_left_alone_for_a_while_and_said() -> None:
     cluster = settled()
-    cluster.edit("StatefulSet", "chat", lambda obj: obj["spec"].update(replicas=7), "hpa")
+    cluster.edit("PodDisruptionBudget", "chat", lambda obj: obj["spec"].update(maxUnavailable=0), "policy")
     cluster.run()
-    cluster.edit("StatefulSet", "chat", lambda obj: obj["spec"].update(replicas=7), "hpa")
+    cluster.edit("PodDisruptionBudget", "chat", lambda obj: obj["spec"].update(maxUnavailable=0), "policy")
     cluster.now_s += 60
     found = cluster.reconcile()
     assert found.actions == ()
     assert found.wake_after_s == pytest.approx(WINDOW_S - 60)
     assert cluster.said()["Degraded"] == "True ForeignEdits"
-    assert "hpa changed StatefulSet chat: spec.replicas again" in cluster.condition("Degraded")["message"]
+    assert "policy changed PodDisruptionBudget chat: spec.maxUnavailable again" in cluster.condition("Degraded")["message"]
     assert cluster.plan().actions == ()
     assert not cluster.plan().status_changed
     cluster.now_s += WINDOW_S

@@ -12,6 +12,7 @@ from prefixpool.sizing import inspection
 from prefixpool.wire import State
 from prefixpool_operator.actions import Apply, Delete
 from prefixpool_operator.observed import Node, Raw
+from prefixpool_operator.troubles import LOOK_S
 from prefixpool_testing.toy_cluster import STAMP, ToyCluster, info, pool
 
 GPU = "nvidia.com/gpu"
@@ -225,6 +226,17 @@ def test_an_inspection_that_ended_without_a_word_says_how() -> None:
     cluster.reconcile()
     assert "OOMKilled, exit code 137" in cluster.condition("Sized")["message"]
     assert cluster.said()["Degraded"] == "False Healthy", "no limit of the spec is about it"
+
+
+def test_an_inspection_whose_pod_may_not_be_made() -> None:
+    cluster, job = inspecting()
+    cluster.warn(job, 'Error creating: pods "chat-inspect-x" is forbidden: exceeded quota: team')
+    cluster.reconcile()
+    assert "exceeded quota: team" in cluster.condition("Sized")["message"]
+    assert cluster.plan().wake_after_s == LOOK_S, "no watch tells of Events"
+    job["status"] = {"active": 1}
+    cluster.reconcile()
+    assert "quota" not in cluster.condition("Sized")["message"]
 
 
 def test_an_image_without_the_inspection_is_quoted() -> None:
