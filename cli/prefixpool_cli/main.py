@@ -25,6 +25,7 @@ from prefixpool_cli import plan as plan_command
 from prefixpool_cli import up as up_command
 from prefixpool_cli.console import console as standard_output
 from prefixpool_cli.demo import command as demo_command
+from prefixpool_cli.demo.spill import command as spill_command
 from prefixpool_cli.errors import CliError
 from prefixpool_cli.pool_spec import PoolSpec
 
@@ -114,26 +115,38 @@ def demo(  # noqa: PLR0913  # options of a command
     model: Annotated[str, typer.Option(help="Folder of the model (vllm only).")] = "",
     out: Annotated[Path, typer.Option(help="Folder for report.html and report.json.")] = Path("build/demo"),
     replicas: Annotated[int, typer.Option(help="Engines to start.", min=2, max=16)] = 2,
-    concurrency: Annotated[int, typer.Option(help="Requests in flight.", min=1)] = 4,
+    concurrency: Annotated[int, typer.Option(help="Requests in flight; 0: 4, with --spill 2.", min=0)] = 0,
     arm: Annotated[list[str] | None, typer.Option(help="Only this arm; may be repeated.", show_default=False)] = None,
-    requests: Annotated[int, typer.Option(help="Only so many requests of the workload; 0: all.")] = 0,
+    requests: Annotated[int, typer.Option(help="Only so many requests of the workload; 0: all, with --spill 88.")] = 0,
     device_blocks: Annotated[int, typer.Option(help="KV blocks of each replica; 0: two thirds of what the work needs.")] = 0,
     check_output: Annotated[bool, typer.Option(help="Compare all answers with those of one engine alone.")] = True,
     evicting: Annotated[bool, typer.Option(help="Judge predictions also on one replica that forgets all the time.")] = True,
+    spill: Annotated[bool, typer.Option("--spill", help="Tiers instead of policies: see below.")] = False,
 ) -> None:
     """One workload of documents, chats and agents through five routing policies, on one pool; with a report.
 
     Every arm sends the same requests through the same router; caches are emptied between. The report says how many prompt
     tokens each arm reused, how many a cache without end would have, how long users waited for the first token, and how
     true the router's predictions were.
+
+    [bold]--spill[/] sends four times what a device holds through a pool for each arm: the device alone, with host memory
+    below it, with host memory and disk, and two replicas with one directory on disk, one of which is killed half-way
+    (vllm only).
     """
     console = standard_output()
     if engine is EngineKind.VLLM and not model:
         raise typer.BadParameter(
             "a model folder is needed for --engine vllm (`make demo` makes a small one)", param_hint="--model"
         )
+    if spill:
+        with _reported(console):
+            tiers = spill_command.planned(
+                engine, _folder(model), out, requests, arm or [], concurrency, check_output=check_output
+            )
+        _run(spill_command.run(tiers, out, console), console)
+        return
     with _reported(console):
-        chosen = demo_command.plan(requests, arm or [], concurrency, check_output=check_output, evicting=evicting)
+        chosen = demo_command.plan(requests, arm or [], concurrency or 4, check_output=check_output, evicting=evicting)
     blocks = device_blocks or demo_command.blocks_for(chosen, engine)
     spec = demo_command.pool_spec(engine, _folder(model), replicas, blocks, out)
     with _reported(console):

@@ -73,7 +73,7 @@ async def run(spec: PoolSpec, plan: show.Plan, out: Path, console: Console) -> b
     console.print(report.arms_table(found))
     console.print(report.goals_table(found))
     console.print(f"\nreport: {out / 'report.html'}, {out / 'report.json'}", highlight=False, soft_wrap=True)
-    _raise_if_wrong(found, samples)
+    raise_if_wrong(found, samples)
     return True
 
 
@@ -112,7 +112,8 @@ def blocks_for(chosen: show.Plan, engine: EngineKind) -> int:
     return device_blocks(chosen.workload, engine, BLOCK_TOKENS)
 
 
-def _raise_if_wrong(found: report.Report, samples: list[report.ArmTokens]) -> None:
+def raise_if_wrong(found: report.Report, samples: list[report.ArmTokens]) -> None:
+    """Raises CliError for the first request that failed, or for answers that were wrong."""
     failed = show.first_error(samples)
     if failed:
         raise CliError(f"{found.errors()} requests failed; the first: {failed}")

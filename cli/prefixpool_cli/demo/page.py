@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from importlib import resources
 from string import Template
+from typing import NamedTuple
 
 from prefixpool_cli.demo import plots
 from prefixpool_cli.demo.report import ArmTokens, Report
@@ -16,8 +17,18 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def render(report: Report, arms: Sequence[ArmTokens]) -> str:
-    """A complete document."""
+class Heading(NamedTuple):
+    """What stands above the plots, and between them and the figures. `cards`: figure and words; `section`: HTML."""
+
+    title: str
+    setup: str
+    cards: Sequence[tuple[str, str]]
+    section: str = ""
+
+
+def render(report: Report, arms: Sequence[ArmTokens], heading: Heading | None = None) -> str:
+    """A complete document; without a heading, that of the demo of policies."""
+    heading = heading or Heading("One workload, five ways to route it", _setup(report), _cards(report))
     page = Template(resources.files("prefixpool_cli.demo").joinpath("page.html").read_text(encoding="utf-8"))
     colours = {name: f"c{i % 6}" for i, name in enumerate(a.arm.name for a in arms)}
     compared = [a.arm for a in arms if a.compared]
@@ -32,8 +43,10 @@ def render(report: Report, arms: Sequence[ArmTokens]) -> str:
     ]
     rates = [(name, colours[name], arm.hit_rate, arm.ideal_hit_rate) for name, arm in report.arms.items()]
     return page.substitute(
-        setup=escape(_setup(report)),
-        headline=_headline(report),
+        title=escape(heading.title),
+        setup=escape(heading.setup),
+        headline="".join(f"<div><b>{big}</b><span>{escape(small)}</span></div>" for big, small in heading.cards),
+        section=heading.section,
         hit_rates=plots.bars(rates, "token hit rate"),
         legend=plots.legend(ttft),
         ttft=plots.curves(ttft, "seconds, logarithmic"),
@@ -53,7 +66,7 @@ def _setup(report: Report) -> str:
     )
 
 
-def _headline(report: Report) -> str:
+def _cards(report: Report) -> list[tuple[str, str]]:
     prefix, blind = report.arms.get("prefix"), report.arms.get("round_robin")
     cards = []
     if prefix is not None:
@@ -65,7 +78,7 @@ def _headline(report: Report) -> str:
         cards.append((f"{blind.computed_tokens / max(1, prefix.computed_tokens):.1f}×", "fewer prompt tokens computed"))
     if report.prediction.requests:
         cards.append((f"{report.prediction.within_one_block_fraction:.1%}", "of predictions within one block of the truth"))
-    return "".join(f"<div><b>{big}</b><span>{escape(small)}</span></div>" for big, small in cards)
+    return cards
 
 
 def _goals(report: Report) -> str:

@@ -101,14 +101,14 @@ def goals(
     errors = sum(arm.errors for arm in arms.values())
     low, high = WORKING_SET
     found = [
-        _goal("every request answered", f"{errors} errors", errors == 0),
-        _goal(f"working set {low} to {high} times one replica's cache", f"{ratio:.2f}", low <= ratio <= high),
+        goal("every request answered", f"{errors} errors", errors == 0),
+        goal(f"working set {low} to {high} times one replica's cache", f"{ratio:.2f}", low <= ratio <= high),
         *_prefix_goals(arms),
-        *_prediction_goals(prediction),
+        *_evicted_goals(prediction),
+        *prediction_goals(prediction),
     ]
     if greedy is not None:
-        seen = f"{greedy.equal} equal, {greedy.near_ties} near-ties, {greedy.wrong} wrong"
-        found.append(_goal("greedy answers as from one engine alone", seen, greedy.wrong == 0))
+        found.append(greedy_goal(greedy))
     return tuple(found)
 
 
@@ -119,31 +119,45 @@ def _prefix_goals(arms: Mapping[str, ArmFigures]) -> list[Goal]:
     of_ideal = prefix.hit_rate / prefix.ideal_hit_rate if prefix.ideal_hit_rate else 0.0
     best = max(arm.hit_rate for arm in arms.values())
     found = [
-        _goal(f"prefix: hit rate at least {HIT_OF_IDEAL} of ideal", f"{of_ideal:.3f}", of_ideal >= HIT_OF_IDEAL),
-        _goal("prefix: no other arm reuses more", f"{prefix.hit_rate:.3f}, best {best:.3f}", prefix.hit_rate >= best),
+        goal(f"prefix: hit rate at least {HIT_OF_IDEAL} of ideal", f"{of_ideal:.3f}", of_ideal >= HIT_OF_IDEAL),
+        goal("prefix: no other arm reuses more", f"{prefix.hit_rate:.3f}, best {best:.3f}", prefix.hit_rate >= best),
     ]
     blind = arms.get("round_robin")
     if blind is not None and prefix.ttft_p50_s:
         factor = blind.ttft_p50_s / prefix.ttft_p50_s
         found.append(
-            _goal(f"TTFT p50: round_robin at least {TTFT_RATIO:g} times prefix", f"{factor:.2f}", factor >= TTFT_RATIO)
+            goal(f"TTFT p50: round_robin at least {TTFT_RATIO:g} times prefix", f"{factor:.2f}", factor >= TTFT_RATIO)
         )
     return found
 
 
-def _prediction_goals(seen: PredictionFigures) -> list[Goal]:
+def _evicted_goals(seen: PredictionFigures) -> list[Goal]:
     if not seen.requests:
         return []
-    within, over, evicted = seen.within_one_block_fraction, seen.over_predicted_fraction, seen.evicted_fraction
+    evicted = seen.evicted_fraction
+    return [goal(f"at least {EVICTED:.0%} of requests lost prefix by eviction", f"{evicted:.1%}", evicted >= EVICTED)]
+
+
+def prediction_goals(seen: PredictionFigures) -> list[Goal]:
+    """None without predictions to judge."""
+    if not seen.requests:
+        return []
+    within, over = seen.within_one_block_fraction, seen.over_predicted_fraction
     return [
-        _goal(f"at least {EVICTED:.0%} of requests lost prefix by eviction", f"{evicted:.1%}", evicted >= EVICTED),
-        _goal(f"predictions within one block: at least {WITHIN:.0%}", f"{within:.1%}", within >= WITHIN),
-        _goal(f"over by more than one block: at most {OVER:.0%}", f"{over:.1%}", over <= OVER),
+        goal(f"predictions within one block: at least {WITHIN:.0%}", f"{within:.1%}", within >= WITHIN),
+        goal(f"over by more than one block: at most {OVER:.0%}", f"{over:.1%}", over <= OVER),
     ]
 
 
-def _goal(goal: str, seen: str, met: bool) -> Goal:
-    return Goal(goal=goal, seen=seen, met=met)
+def greedy_goal(greedy: GreedyFigures) -> Goal:
+    """No answer may be wrong."""
+    seen = f"{greedy.equal} equal, {greedy.near_ties} near-ties, {greedy.wrong} wrong"
+    return goal("greedy answers as from one engine alone", seen, greedy.wrong == 0)
+
+
+def goal(words: str, seen: str, met: bool) -> Goal:
+    """`words`: what is to be shown."""
+    return Goal(goal=words, seen=seen, met=met)
 
 
 def arms_table(report: Report) -> Table:

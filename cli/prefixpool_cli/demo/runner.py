@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -27,7 +28,7 @@ Done = Callable[[Sample], None]
 
 
 class Run:
-    """One pass of a workload. Single use; owns its tasks."""
+    """One pass of a workload, at once or in parts. Single use; owns its tasks."""
 
     def __init__(self, client: ChatClient, workload: Workload, done: Done) -> None:
         self._client = client
@@ -38,15 +39,19 @@ class Run:
         self._samples: list[Sample] = []
         self._steps = iter(enumerate(workload.steps()))
 
-    async def all(self, concurrency: int) -> tuple[Sample, ...]:
-        """Every request, by step. Failed ones are samples with an error; nothing is raised for them."""
+    async def all(self, concurrency: int, at_most: int | None = None) -> tuple[Sample, ...]:
+        """Every request, or the next so many; what there is so far, by step.
+
+        Failed ones are samples with an error; nothing is raised for them.
+        """
+        steps = islice(self._steps, at_most)
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
-                group.create_task(self._work())
+                group.create_task(self._work(steps))
         return tuple(sorted(self._samples, key=lambda s: s.step))
 
-    async def _work(self) -> None:
-        for step, (session, turn) in self._steps:
+    async def _work(self, steps: Iterator[tuple[int, tuple[int, int]]]) -> None:
+        for step, (session, turn) in steps:
             if turn:
                 await self._over[session][turn - 1].wait()
             sample = await self._one(step, session, turn)

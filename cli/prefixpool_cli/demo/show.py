@@ -107,21 +107,7 @@ class Show:
         workload = self._plan.workload
         self._display.begin(plan.name, len(workload.order))
         client = ChatClient(self._http, self._pool.router_url, self._pool.spec.model_name)
-        return await run_arm(client, workload, plan, concurrency, self._tell(plan.name))
-
-    def _tell(self, name: str) -> Done:
-        seen: list[Sample] = []
-
-        def done(sample: Sample) -> None:
-            seen.append(sample)
-            good = [s for s in seen if not s.error]
-            cached, prompt = sum(s.cached_tokens for s in good), sum(s.prompt_tokens for s in good)
-            median = quantile([s.ttft_s for s in good], 0.5)
-            words = f"hit rate {cached / max(1, prompt):.3f}, TTFT p50 {median * 1000:,.0f} ms"
-            failed = len(seen) - len(good)
-            self._display.advance(name, words + (f", {failed} errors" if failed else ""))
-
-        return done
+        return await run_arm(client, workload, plan, concurrency, told(self._display, plan.name))
 
     async def _forget(self) -> None:
         """Empty every cache, and wait until the agents have seen it, lest a router hears of what is gone."""
@@ -155,6 +141,22 @@ class Show:
         )
 
 
+def told(display: ArmDisplay, name: str) -> Done:
+    """Tells of an arm's requests as they end."""
+    seen: list[Sample] = []
+
+    def done(sample: Sample) -> None:
+        seen.append(sample)
+        good = [s for s in seen if not s.error]
+        cached, prompt = sum(s.cached_tokens for s in good), sum(s.prompt_tokens for s in good)
+        median = quantile([s.ttft_s for s in good], 0.5)
+        words = f"hit rate {cached / max(1, prompt):.3f}, TTFT p50 {median * 1000:,.0f} ms"
+        failed = len(seen) - len(good)
+        display.advance(name, words + (f", {failed} errors" if failed else ""))
+
+    return done
+
+
 def first_error(arms: Sequence[ArmTokens]) -> str:
     """What the first failed request said; empty if none failed."""
     for each in arms:
@@ -174,4 +176,4 @@ def samples_json(arms: Sequence[ArmTokens]) -> bytes:
     return b"\n".join(lines) + b"\n"
 
 
-__all__ = ["ARMS", "Plan", "RequestFailedError", "Show", "first_error", "samples_json"]
+__all__ = ["ARMS", "Plan", "RequestFailedError", "Show", "first_error", "samples_json", "told"]

@@ -1,0 +1,159 @@
+"""One arm of the demo of tiers in its running pool: the requests, the death of a replica, the check of answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import aiohttp
+import msgspec
+
+from prefixpool import wire
+from prefixpool_agent.engines.metrics import EngineLoad, parse_load
+from prefixpool_cli.admin import AdminClient
+from prefixpool_cli.demo.client import ChatClient, RequestFailedError
+from prefixpool_cli.demo.greedy import GreedyFigures, compare
+from prefixpool_cli.demo.report import ArmTokens, Setup
+from prefixpool_cli.demo.runner import Run
+from prefixpool_cli.demo.samples import Arm
+from prefixpool_cli.demo.show import told
+from prefixpool_cli.demo.spill import figures
+from prefixpool_cli.demo.spill.figures import Death
+from prefixpool_cli.demo.spill.plan import SpillArm
+from prefixpool_cli.demo.spill.report import Passed
+from prefixpool_cli.demo.tokens import Tokenizer
+from prefixpool_cli.demo.workload import Workload
+from prefixpool_cli.display import ArmDisplay
+from prefixpool_cli.errors import CliError
+from prefixpool_cli.local_pool import LocalPool
+
+BACK_S: Final = 600.0  # until a killed engine serves again; 40 s on two idle cores
+METRICS_S: Final = 10.0
+POLL_S: Final = 0.2
+COMPARED: Final = "one engine alone"
+
+
+class Work(NamedTuple):
+    """What every arm is sent."""
+
+    workload: Workload
+    concurrency: int
+
+
+class Passing:
+    """One arm in its running pool."""
+
+    def __init__(self, pool: LocalPool, http: aiohttp.ClientSession, work: Work, arm: SpillArm, bars: ArmDisplay) -> None:
+        self.arm = arm
+        self._pool = pool
+        self._http = http
+        self._work = work
+        self._bars = bars
+
+    async def run(self) -> Passed:
+        """Raises CliError or RequestFailedError."""
+        steps = len(self._work.workload.order)
+        self._bars.begin(self.arm.name, steps)
+        client = ChatClient(self._http, self._pool.router_url, self._pool.spec.model_name)
+        run = Run(client, self._work.workload, told(self._bars, self.arm.name))
+        started_s, paused_s = time.monotonic(), 0.0
+        lost: list[EngineLoad] = []
+        death: Death | None = None
+        if self.arm.dies:
+            death, load, paused_s = await self._death(run, steps // 2, steps // 4)
+            lost.append(load)
+        samples = await run.all(self._work.concurrency)
+        ended_s = time.monotonic() - paused_s
+        arm = Arm(name=self.arm.name, policy="prefix", precise=True, started_s=started_s, ended_s=ended_s, samples=samples)
+        tokens = await Tokenizer(self._engine(next(iter(self._pool.replicas)))).of(samples)
+        loads = {name: await self._load(name) for name in self._pool.replicas}
+        return Passed(
+            requests=ArmTokens(arm, tokens),
+            replicas=self.arm.replicas,
+            tiers=figures.tier_tokens([*lost, *loads.values()]),
+            restart=death
+            and figures.restart_figures(
+                arm, tokens, self._pool.spec.block_tokens, death._replace(disk_tokens=loads[death.replica].disk_tokens)
+            ),
+        )
+
+    async def _death(self, run: Run, before: int, meanwhile: int) -> tuple[Death, EngineLoad, float]:
+        """The death, what its engine had counted, and for how long no requests were sent because all waited for it."""
+        samples = await run.all(self._work.concurrency, before)
+        served = Counter(s.replica for s in samples if not s.error)
+        victim = max(self._pool.replicas, key=lambda name: served[name])
+        load = await self._load(victim)
+        killed_s = time.monotonic()
+        self._pool.kill(victim, "engine")
+        self._bars.note(self.arm.name, f"{victim} killed; the other one goes on")
+        await run.all(self._work.concurrency, meanwhile)
+        waits_s = time.monotonic()
+        await self._until_back(victim)
+        back_s = time.monotonic()
+        self._bars.note(self.arm.name, f"{victim} is back after {back_s - killed_s:.0f} s")
+        return Death(victim, before, before + meanwhile, back_s - killed_s, 0), load, back_s - waits_s
+
+    async def _back(self, name: str) -> bool:
+        """Its engine runs again, its agent has read what is on disk, and the router has been told all of it."""
+        info = await self._pool.info(name)
+        if info is None or info.state is not wire.State.READY or not info.restarts or not info.boundaries:
+            return False
+        state = await AdminClient(self._http, self._pool.admin_url).state()
+        views = [view for worker in state.workers for view in worker.replicas if view.name == name]
+        return all(
+            view.usable and view.account == "whole" and view.epoch == info.epoch and view.boundaries >= info.boundaries
+            for view in views
+        )
+
+    async def _until_back(self, name: str) -> None:
+        deadline = time.monotonic() + BACK_S
+        while not await self._back(name):
+            if time.monotonic() > deadline:
+                raise CliError(f"{name} does not serve again within {BACK_S:.0f} s of its death")
+            await asyncio.sleep(POLL_S)
+
+    async def greedy(self, alone: Arm, others: Sequence[Arm]) -> GreedyFigures:
+        """Against this pool's engine. Raises RequestFailedError."""
+        unproven = tuple(figures.unproven(alone, others))
+        self._bars.begin(COMPARED, len(unproven))
+        asked = msgspec.structs.replace(alone, samples=unproven)
+        engine = self._engine(next(iter(self._pool.replicas)))
+        found = await compare(
+            engine, asked, self._work.workload, 2, lambda _: self._bars.advance(COMPARED, "greedy answers compared")
+        )
+        return figures.greedy_figures(others, found.differences)
+
+    async def setup(self) -> Setup:
+        """As the pool's first agent says. Raises CliError if it does not answer."""
+        info = await self._pool.info(next(iter(self._pool.replicas)))
+        if info is None:
+            raise CliError("no agent answers any more")
+        return Setup(
+            engine=info.engine,
+            engine_version=info.engine_version,
+            model=self._pool.spec.model_name,
+            replicas=1,
+            block_tokens=info.block_tokens,
+            device_tokens=info.device_tokens,
+            concurrency=self._work.concurrency,
+            seed=self._work.workload.seed,
+        )
+
+    def _engine(self, name: str) -> ChatClient:
+        return ChatClient(
+            self._http, self._pool.replicas[name].engine_url, self._pool.spec.model_name, self._pool.engine_key
+        )
+
+    async def _load(self, name: str) -> EngineLoad:
+        """What an engine has counted since its start. Raises RequestFailedError."""
+        url = self._pool.replicas[name].engine_url + "/metrics"
+        headers = {"authorization": f"Bearer {self._pool.engine_key}"}
+        try:
+            async with self._http.get(url, headers=headers, timeout=aiohttp.ClientTimeout(total=METRICS_S)) as answer:
+                answer.raise_for_status()
+                return parse_load(await answer.text())
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise RequestFailedError(f"{name}: /metrics: {type(error).__name__}: {error}") from error
