@@ -1,0 +1,187 @@
+"""The demo of tiers: which arms an engine can run, how large tiers are, what a killed replica still served, the report."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from prefixpool_agent.engines.metrics import EngineLoad
+from prefixpool_agent.settings import EngineKind
+from prefixpool_cli.demo import workload
+from prefixpool_cli.demo.capacity import estimated_working_set
+from prefixpool_cli.demo.greedy import Difference
+from prefixpool_cli.demo.report import ArmTokens, Setup, to_json
+from prefixpool_cli.demo.samples import Arm, Sample, Tokens
+from prefixpool_cli.demo.spill import figures, plan, report
+from prefixpool_cli.demo.spill.figures import Death, TierTokens
+from prefixpool_cli.demo.spill.report import Passed
+from prefixpool_cli.errors import CliError
+
+BLOCK = 4
+SETUP = Setup(
+    engine="vllm", engine_version="0", model="<tiny>", replicas=1, block_tokens=4, device_tokens=10, concurrency=2, seed=1
+)
+SIZES = plan.Sizes(device_blocks=4, max_model_len=12, host_bytes=1 << 20, disk_bytes=4 << 20)
+
+
+def sample(step: int, session: int, turn: int, **values: object) -> Sample:
+    given = {"started_s": float(step), "first_s": step + 0.5, "ended_s": step + 0.9, "replica": "r-0", "prompt_tokens": 41}
+    return Sample(step=step, session=session, turn=turn, kind="chat", **(given | values))  # type: ignore[arg-type]  # test data
+
+
+def arm(name: str, *samples: Sample) -> Arm:
+    return Arm(name=name, policy="prefix", precise=True, started_s=0.0, ended_s=10.0, samples=samples)
+
+
+def test_the_sim_runs_what_it_can_and_says_what_it_cannot() -> None:
+    assert [one.name for one in plan.arms([], EngineKind.SIM)] == ["device", "host"]
+    assert plan.arms([], EngineKind.VLLM) == list(plan.ARMS)
+    with pytest.raises(CliError, match=r"the sim has no disk tier: host_disk needs --engine vllm"):
+        plan.arms(["device", "host_disk"], EngineKind.SIM)
+    with pytest.raises(CliError, match="no such arm: nvme"):
+        plan.arms(["nvme"], EngineKind.VLLM)
+
+
+def test_the_work_is_four_times_the_device_and_the_host_holds_half_of_it() -> None:
+    work = workload.first(workload.load(), plan.REQUESTS)
+    size = plan.sizes(work, EngineKind.VLLM, 32, 46_080, 4096)
+    device = (size.device_blocks - 1) * 32
+    assert estimated_working_set(work, 4.5) / device == pytest.approx(4, abs=0.05)
+    assert size.host_bytes == 2 * device * 46_080
+    assert size.disk_bytes > 2 * estimated_working_set(work, 4.5) * 46_080
+    assert size.max_model_len == device, "a request must fit on the device"
+    assert plan.sizes(work, EngineKind.VLLM, 32, 46_080, 1024).max_model_len == 1024
+
+
+def test_workers_are_told_of_their_arms_tiers_only() -> None:
+    words = {one.name: " ".join(plan.worker_args(one, SIZES, "/kv")) for one in plan.ARMS}
+    assert words["device"] == ""
+    assert words["host"] == "--host-kv-bytes=1048576"
+    assert words["host_disk"] == "--host-kv-bytes=1048576 --disk-kv-dir=/kv --disk-kv-bytes=4194304"
+    assert words["shared_restart"] == words["host_disk"] + " --disk-kv-shared=true"
+
+
+def test_tokens_of_all_engines_are_told_by_tier() -> None:
+    loads = [EngineLoad(cached_tokens=100, host_tokens=30, disk_tokens=20), EngineLoad(cached_tokens=7, disk_tokens=7)]
+    assert figures.tier_tokens(loads) == TierTokens(device=50, host=30, disk=27)
+
+
+def restarted() -> tuple[Arm, dict[int, Tokens]]:
+    """Two sessions on r-0, which dies before request 2 and is back for request 3."""
+    run = arm(
+        "shared_restart",
+        sample(0, 0, 0),
+        sample(1, 1, 0),
+        sample(2, 0, 1, replica="r-1", cached_tokens=20),
+        sample(3, 1, 1, cached_tokens=40, predicted_tokens=36),
+        sample(4, 0, 2, cached_tokens=8, predicted_tokens=40),
+        sample(5, 1, 2, cached_tokens=40, predicted_tokens=40),
+        sample(6, 2, 0, predicted_tokens=40),
+    )
+    texts = [Tokens(tuple(range(100 * s, 100 * s + 41)), tuple(range(100 * s, 100 * s + 41))) for s in range(3)]
+    return run, {one.step: texts[one.session] for one in run.samples}
+
+
+DEATH = Death("r-0", died=2, back=3, seconds=50.0, disk_tokens=48)
+
+
+def test_first_repeats_are_the_first_request_of_each_known_session_on_the_replica_that_came_back() -> None:
+    run, tokens = restarted()
+    seen = figures.restart_figures(run, tokens, BLOCK, DEATH)
+    assert [one.step for one in figures.first_repeats(run, DEATH)] == [3, 4]
+    assert (seen.first_repeats, seen.cached_tokens, seen.reusable_tokens) == (2, 48, 80)
+    assert seen.predicted_within_one_block == 1
+    assert (seen.requests_meanwhile, seen.hit_rate_meanwhile) == (1, pytest.approx(20 / 41))
+
+
+def test_answers_that_the_device_alone_gave_too_need_no_second_look() -> None:
+    said = ({"role": "user", "content": "x"},)
+    alone = arm("device", sample(0, 0, 0, messages=said, reply="yes"))
+    one = arm("host", sample(0, 0, 0, messages=said, reply="yes"), sample(1, 1, 0, messages=said, reply="no"))
+    two = arm("host_disk", sample(0, 0, 0, messages=said, reply="no"))
+    assert [s.reply for s in figures.unproven(alone, [one, two])] == ["no"]
+    found = figures.greedy_figures([one, two], [Difference(step=1, pool="no", alone="yes", gap=2.0)])
+    assert (found.compared, found.equal, found.wrong) == (3, 2, 1)
+
+
+def passed(name: str, cached: int, tiers: TierTokens) -> Passed:
+    samples = [sample(i, 0, i, cached_tokens=cached, predicted_tokens=cached) for i in range(4)]
+    tokens = {i: Tokens(tuple(range(41)), tuple(range(41))) for i in range(4)}
+    return Passed(requests=ArmTokens(arm(name, *samples), tokens), replicas=1, tiers=tiers)
+
+
+def whole() -> list[Passed]:
+    run, tokens = restarted()
+    last = Passed(
+        requests=ArmTokens(run, tokens),
+        replicas=2,
+        tiers=TierTokens(device=50, disk=58),
+        restart=figures.restart_figures(run, tokens, BLOCK, DEATH),
+    )
+    return [passed("device", 4, TierTokens(device=16)), passed("host_disk", 40, TierTokens(device=16, disk=144)), last]
+
+
+def test_goals_are_met_or_not_by_what_was_seen() -> None:
+    goals = {goal.goal: goal for goal in report.build(SETUP, SIZES, whole(), None).goals}
+    assert goals["device alone: below 0.6 of ideal"].met
+    assert goals["host_disk: hit rate at least 0.9 of ideal"].met
+    served = goals["after the restart: first repeats served from disk, 0.9 of what could be"]
+    assert (served.seen, served.met) == ("48 of 80 tokens, 48 read from disk since", False)
+    assert (goals["and predicted within one block"].seen, goals["and predicted within one block"].met) == ("1 of 2", False)
+
+
+def test_nothing_read_from_disk_is_no_success_however_much_was_cached() -> None:
+    *_, last = whole()
+    assert last.restart is not None
+    replayed = msgspec.structs.replace(last.restart, cached_tokens=80, predicted_within_one_block=2, disk_tokens=0)
+    found = report.build(SETUP, SIZES, [msgspec.structs.replace(last, restart=replayed)], None)
+    assert {goal.goal: goal.met for goal in found.goals}[
+        "after the restart: first repeats served from disk, 0.9 of what could be"
+    ] is False
+
+
+def test_the_file_has_the_demos_keys_and_those_of_tiers() -> None:
+    found = json.loads(to_json(report.build(SETUP, SIZES, whole(), None)))
+    assert {"engine", "model", "arms", "prediction", "greedy", "goals", "tiers", "restart", "host_bytes"} <= set(found)
+    assert list(found["arms"]) == ["device", "host_disk", "shared_restart"]
+    assert found["tiers"]["host_disk"] == {"device": 16, "host": 0, "disk": 144}
+    assert found["replicas_by_arm"]["shared_restart"] == 2
+    assert found["restart"]["first_repeats"] == 2
+
+
+def test_table_and_page_show_tiers() -> None:
+    found = report.build(SETUP, SIZES, whole(), None)
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(report.arms_table(found))
+    assert re.search(r"host_disk .* 0\.098 . 0\.000 . 0\.878 ", capture.get())
+    text = report.html(found, [one.requests for one in whole()])
+    assert "&lt;tiny&gt;" in text
+    assert "<tiny>" not in text
+    assert "Where reused tokens came from" in text
+    assert "five ways" not in text
+    assert "$" not in text
+
+
+@pytest.mark.slow
+def test_the_demo_of_tiers_runs_on_the_sim_as_far_as_it_has_them(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    command = ["demo", "--spill", "--engine", "sim", "--requests", "44", "--out", str(out)]
+    ran = subprocess.run(
+        [sys.executable, "-m", "prefixpool_cli.main", *command], capture_output=True, text=True, timeout=110
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "the sim has no disk tier" in " ".join(ran.stdout.split())
+    found = json.loads((out / "spill.json").read_text())
+    assert list(found["arms"]) == ["device", "host"]
+    assert [one["errors"] for one in found["arms"].values()] == [0, 0]
+    assert found["tiers"]["device"]["host"] == 0
+    assert found["tiers"]["host"]["host"] > 0
+    assert (found["greedy"]["compared"], found["greedy"]["wrong"]) == (44, 0)
+    assert (out / "spill.html").read_text().startswith("<!doctype html>")
+    assert not list(out.glob("kv-*")), "what lay on disk is gone"
