@@ -69,6 +69,15 @@ else
 	@.venv-engine/bin/prefixpool demo --engine vllm --model $(MODEL) --out build/demo
 endif
 
+demo-spill: ## host memory and disk below the device, on real vLLM, and a death (ENGINE=sim: host memory only)
+ifeq ($(ENGINE),sim)
+	@$(MAKE) -s .venv/.ready
+	@.venv/bin/prefixpool demo --spill --engine sim --out build/demo
+else
+	@$(MAKE) -s setup-engine
+	@.venv-engine/bin/prefixpool demo --spill --engine vllm --model $(MODEL) --out build/demo
+endif
+
 docs: .venv/.ready ## write docs/reference/ from the code
 	@.venv/bin/python scripts/make_docs.py
 
@@ -91,4 +100,4 @@ bench: .venv/.ready setup-engine ## figures: decision, memory, agents, router be
 clean: ## remove environments and build outputs of this checkout
 	@rm -rf .venv .venv-engine build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup setup-engine model check test test-engine e2e wheels soak demo docs crds bench clean
+.PHONY: help setup setup-engine model check test test-engine e2e wheels soak demo demo-spill docs crds bench clean
