@@ -1,5 +1,6 @@
 """Reading InferencePools: typed, with errors that name the field."""
 
+import re
 from typing import Any
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from prefixpool.api.engine import EngineKind
 from prefixpool.api.quantity import Amount, Bytes
 from prefixpool.api.reading import SpecError
-from prefixpool.api.spec import PoolSpec
+from prefixpool.api.schema import struct_schema
+from prefixpool.api.spec import _INSTEAD, _REFUSED, PoolSpec
 from prefixpool.api.status import Condition, ConditionStatus, ConditionType, PoolStatus, Reason
 from prefixpool.sizing.kv import KvDtype
 
@@ -90,6 +92,22 @@ def test_errors_begin_with_the_field_and_say_what_would_be_right(spec: dict[str,
     with pytest.raises(SpecError) as refused:
         read(**spec)
     assert str(refused.value).startswith(told)
+
+
+@pytest.mark.parametrize("kind", EngineKind)
+def test_refused_engine_arguments_are_told_in_fields_of_a_pool_and_not_in_settings_of_a_worker(kind: EngineKind) -> None:
+    for flag, reason in {**_REFUSED[kind].long, **_REFUSED[kind].short}.items():
+        assert "from its setting" not in reason, flag
+    with pytest.raises(SpecError, match=r"--max-model-len is refused: set spec.engine.maxModelLen"):
+        read(engine={"kind": kind.value, "extraArgs": ["--max-model-len=1"]})
+
+
+def test_every_field_that_stands_for_an_engine_argument_is_there() -> None:
+    schema = struct_schema(PoolSpec)
+    for path in {path for told in _INSTEAD.values() for path in re.findall(r"spec\.([\w.]+)", told)}:
+        found = schema
+        for name in path.split("."):
+            found = found["properties"][name]
 
 
 @pytest.mark.parametrize("spec", [None, [], "x", 5])

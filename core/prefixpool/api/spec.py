@@ -18,7 +18,41 @@ from prefixpool.api.struct import ApiStruct, Replicas, Rule, Seconds, Small
 from prefixpool.errors import SettingsError
 from prefixpool.sizing.request import BudgetTier
 
-_REFUSED: Final = {EngineKind.VLLM: engine_arguments.VLLM, EngineKind.SIM: engine_arguments.SIM}
+_NO_FIELD: Final = "the worker sets it, and pools have no field for it"
+_INSTEAD: Final = {
+    "--model": "set spec.model.source",
+    "--served-model-name": "set spec.model.servedName",
+    "--tensor-parallel-size": "set spec.accelerator.tensorParallel",
+    "--pipeline-parallel-size": "set spec.accelerator.pipelineParallel",
+    "-tp": "set spec.accelerator.tensorParallel",
+    "-pp": "set spec.accelerator.pipelineParallel",
+    "--max-model-len": "set spec.engine.maxModelLen",
+    "--block-size": "set spec.engine.blockSize",
+    "--max-num-seqs": "set spec.engine.maxNumSeqs",
+    "--gpu-memory-utilization": "set spec.kvCache.memoryUtilizationPercent",
+    "--kv-cache-dtype": "set spec.kvCache.dtype",
+    "--kv-transfer-config": "set spec.kvCache.host and spec.kvCache.disk",
+    "--kv-offloading-size": "set spec.kvCache.host.memory",
+    "--kv-offloading-backend": "set spec.kvCache.host.memory",
+    "--num-gpu-blocks-override": "the sizing plan sets it",
+    "--kv-cache-memory-bytes": "the sizing plan sets it",
+    "--host": _NO_FIELD,
+    "--port": _NO_FIELD,
+    "--dtype": _NO_FIELD,
+    "--enforce-eager": _NO_FIELD,
+}
+
+
+def _in_words_of_pools(rules: engine_arguments.Rules) -> engine_arguments.Rules:
+    """The worker names its settings; who writes a spec knows fields."""
+    long, short = ({flag: _INSTEAD.get(flag, reason) for flag, reason in part.items()} for part in rules)
+    return engine_arguments.Rules(long, short)
+
+
+_REFUSED: Final = {
+    EngineKind.VLLM: _in_words_of_pools(engine_arguments.VLLM),
+    EngineKind.SIM: _in_words_of_pools(engine_arguments.SIM),
+}
 
 
 class Rollout(ApiStruct, frozen=True, kw_only=True):
