@@ -48,7 +48,7 @@ SPECS: dict[str, Raw] = {
             },
         },
         "engine": {
-            "image": "registry.local/mine:3", "imagePullSecrets": [{"name": "pull"}], "extraArgs": ["--max-num-batched-tokens=4096"],
+            "image": "registry.local/mine:3", "imagePullSecrets": [{"name": "pull"}], "extraArgs": ["--seed=7"],
             "env": [
                 {"name": "EMPTY", "value": ""},
                 {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "mine", "key": "k"}}},
