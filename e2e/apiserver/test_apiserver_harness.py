@@ -24,6 +24,22 @@ def test_objects_outlive_a_restart_and_each_write_is_in_the_audit_log(api: ApiSe
     assert api.get("configmap", "kept", "-n", namespace)["metadata"]["name"] == "kept"
 
 
+async def test_controllers_that_gave_up_while_the_api_was_away_are_back_with_it(api: ApiServer, namespace: str) -> None:
+    api.programs.signal("kube-controller-manager", signal.SIGKILL)
+    api.restart()
+    api.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "owner", "namespace": namespace}})
+    owner = api.get("serviceaccount", "owner", "-n", namespace)["metadata"]
+    reference = {"apiVersion": "v1", "kind": "ServiceAccount", "name": "owner", "uid": owner["uid"]}
+    metadata = {"name": "owned", "namespace": namespace, "ownerReferences": [reference]}
+    api.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
+    api.kubectl("delete", "serviceaccount", "owner", "-n", namespace)
+
+    async def collected() -> bool:
+        return not api.kubectl("get", "configmap", "owned", "-n", namespace, "--ignore-not-found")
+
+    await eventually(collected, within_s=60, what="the garbage collector works")
+
+
 def test_a_service_account_has_no_more_than_its_own_rights(api: ApiServer, namespace: str) -> None:
     api.kubectl("create", "serviceaccount", "nobody", "-n", namespace)
     config = api.kubeconfig_of("nobody", namespace)

@@ -34,6 +34,7 @@ USERS: Final = {  # name, which is its token, too: only this machine reaches the
 }
 _LOOPBACK: Final = "127.0.0.1"
 _READY_S: Final = 60.0
+_CONTROLLERS: Final = "kube-controller-manager"
 
 
 class Place(NamedTuple):
@@ -55,6 +56,7 @@ class ApiServer(Kubectl):
         self.url = f"https://{place.host}:{place.api}"
         self.audit_log = folder / "audit.log"
         self._place = place
+        self._controller_manager: list[str | Path] = []  # its command, once it was started
 
     def kubeconfig_of(self, service_account: str, namespace: str) -> Path:
         """The rights of an existing ServiceAccount and no more, for two hours."""
@@ -69,6 +71,9 @@ class ApiServer(Kubectl):
         """The API server alone. Returns when it is ready."""
         self.programs.start("kube-apiserver", [tool("kube-apiserver"), *as_flags(self._flags())])
         self.programs.until("kube-apiserver", self._ready, _READY_S)
+        if self._controller_manager and self.programs.exit_status(_CONTROLLERS) is not None:
+            # It gives up when the API is away while it starts. A kubelet would start it again.
+            self.programs.start(_CONTROLLERS, self._controller_manager)
 
     def stop(self) -> None:
         """The API server alone, in order: etcd keeps the data, and `start` brings it back at the same address."""
@@ -160,7 +165,8 @@ class ApiServer(Kubectl):
             "leader-elect": "false",
             "secure-port": 0,
         }
-        self.programs.start("kube-controller-manager", [tool("kube-controller-manager"), *as_flags({**flags, **more})])
+        self._controller_manager = [tool(_CONTROLLERS), *as_flags({**flags, **more})]
+        self.programs.start(_CONTROLLERS, self._controller_manager)
 
     def _ready(self) -> bool:
         trust = ssl.create_default_context(cafile=self.folder / "pki/ca.crt")
