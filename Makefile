@@ -52,13 +52,18 @@ test-engine: setup-engine ## the same promises on real vLLM
 e2e: .venv/.ready ## a real API server, then a whole one-node Kubernetes with our images (root, Go on PATH)
 	@scripts/cluster tools
 	@.venv/bin/pytest -q e2e/apiserver --durations=5
-	@.venv/bin/pytest -q e2e/cluster --durations=5
+	@.venv/bin/pytest -q -m "not engine" e2e/cluster --durations=5
+
+e2e-vllm: setup-engine .venv/.ready ## two real vLLM replicas in that Kubernetes, their 6 GB mounted rather than in an image
+	@scripts/cluster tools
+	@MODEL=$(MODEL) .venv/bin/pytest -q -s -m engine e2e/cluster
 
 wheels: .venv/.ready ## the build context of images/Dockerfile, in build/wheels
 	@scripts/cluster wheels build/wheels
 
-soak: .venv/.ready ## behaviour over minutes: deaths at any moment, aborts, memory (SOAK_S=300 seconds each, SOAK_SEED=1)
+soak: .venv/.ready ## minutes of deaths, aborts, memory (SOAK_S=300 each, SOAK_SEED=1); of a cluster, as root (CHAOS_S=600, CHAOS_SEED=1)
 	@.venv/bin/pytest -q -s e2e/soak
+	@CHAOS_S=$${CHAOS_S:-600} .venv/bin/pytest -q -s e2e/cluster/test_cluster_chaos.py
 
 demo: ## the main job on real vLLM: five policies, one workload (ENGINE=sim: in a minute)
 ifeq ($(ENGINE),sim)
@@ -69,7 +74,7 @@ else
 	@.venv-engine/bin/prefixpool demo --engine vllm --model $(MODEL) --out build/demo
 endif
 
-demo-spill: ## host memory and disk below the device, on real vLLM, and a death (ENGINE=sim: host memory only)
+demo-spill: ## host memory and disk below the device, on real vLLM, and a death (ENGINE=sim has no disk)
 ifeq ($(ENGINE),sim)
 	@$(MAKE) -s .venv/.ready
 	@.venv/bin/prefixpool demo --spill --engine sim --out build/demo
@@ -100,4 +105,4 @@ bench: .venv/.ready setup-engine ## figures: decision, memory, agents, router be
 clean: ## remove environments and build outputs of this checkout
 	@rm -rf .venv .venv-engine build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup setup-engine model check test test-engine e2e wheels soak demo demo-spill docs crds bench clean
+.PHONY: help setup setup-engine model check test test-engine e2e e2e-vllm wheels soak demo demo-spill docs crds bench clean
