@@ -142,6 +142,7 @@ _BY_STATUS: Final[Mapping[int, type[KubeError]]] = {
     404: NotFoundError,
     409: ConflictError,
     410: GoneError,
+    413: InvalidError,
     422: InvalidError,
     429: UnavailableError,
 }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -24,6 +26,8 @@ AT_ONCE: Final = 16
 PAGE: Final = 500  # objects of one answer; a list of pods is megabytes
 _METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _UNREACHABLE: Final = (aiohttp.ClientError, TimeoutError, OSError)
+_APPLY: Final = f"{Content.APPLY}; charset=utf-8"  # so named, the kubernetes library sends bytes as they are
+_ESCAPED: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 async def load_configuration() -> Configuration:
@@ -34,9 +38,13 @@ async def load_configuration() -> Configuration:
             kube_config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
         else:
             await kube_config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-    except (kube_config.ConfigException, OSError) as error:
+    except Exception as error:  # a file that is no kubeconfig breaks the library in any way
+        why = (
+            str(error) if isinstance(error, (kube_config.ConfigException, OSError)) else f"the kubeconfig is broken: {error}"
+        )
         raise SettingsError(
-            f"no Kubernetes API server to talk to: {error}. Run in a pod with a ServiceAccount, or set KUBECONFIG"
+            f"no Kubernetes API server to talk to: {why}. Run in a pod with a ServiceAccount, or set KUBECONFIG to a file "
+            "with which `kubectl get --raw /version` answers"
         ) from error
     return configuration
 
@@ -92,7 +100,7 @@ class KubeClient:
     async def apply(self, resource: Resource, body: Raw, *, manager: str, force: bool = True, subresource: str = "") -> Raw:
         path = _path(resource, body["metadata"].get("namespace", ""), body["metadata"]["name"], subresource)
         query = {"fieldManager": manager, "force": str(force).lower()}
-        return await self._call("PATCH", path, query, body, content=Content.APPLY)
+        return await self._call("PATCH", path, query, _as_yaml(body), content=_APPLY)
 
     async def patch(
         self, resource: Resource, namespace: str, name: str, body: Raw, *, content: Content = Content.MERGE
@@ -124,7 +132,7 @@ class KubeClient:
         method: str,
         path: str,
         query: Mapping[str, str] | None = None,
-        body: Raw | None = None,
+        body: Raw | bytes | None = None,
         *,
         content: str = "application/json",
         accept: str = "",
@@ -171,6 +179,12 @@ def _path(resource: Resource, namespace: str, name: str = "", subresource: str =
     root = f"/apis/{resource.api_version}" if resource.group else f"/api/{resource.api_version}"
     place = f"/namespaces/{namespace}" if resource.namespaced and namespace else ""
     return "/".join(part for part in (f"{root}{place}/{resource.plural}", name, subresource) if part)
+
+
+def _as_yaml(body: Raw) -> bytes:
+    """The server reads what is applied as YAML: without pairs of surrogates, and some characters only if escaped."""
+    text = json.dumps(body, ensure_ascii=False)
+    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
 
 
 def _refusal(what: str, status: int, answer: bytes) -> Exception:

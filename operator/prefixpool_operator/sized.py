@@ -7,9 +7,10 @@ from typing import Final
 import msgspec
 
 from prefixpool.api.engine import EngineKind
-from prefixpool.api.sizing import NO_SHAPE, ShapeSource, known_shape, sizing_request
+from prefixpool.api.sizing import NO_SHAPE, ShapeSource, budgeted_replicas, known_shape, sizing_request
 from prefixpool.api.spec import PoolSpec
 from prefixpool.api.status import ConditionStatus, Reason
+from prefixpool.api.struct import REPLICAS_MOST
 from prefixpool.sizing import plan as sizing
 from prefixpool.sizing.errors import ShapeError, SizingError
 from prefixpool.sizing.kv import NULL_BLOCKS
@@ -18,11 +19,13 @@ from prefixpool.sizing.reasons import gib
 from prefixpool.sizing.request import SizingRequest
 from prefixpool.wire import State
 from prefixpool_operator import device, hindrances, inspection, remembered
+from prefixpool_operator.actions import FIELD_MANAGER
 from prefixpool_operator.identity import A_REVISION, A_SPEC_HASH, Identity
 from prefixpool_operator.inspection import Inspected
 from prefixpool_operator.observed import Observed, Raw
 from prefixpool_operator.pinned import spec_hash
 from prefixpool_operator.remembered import Planned, Remembered
+from prefixpool_operator.replicas import owner_of
 
 _TOLD_PERCENT: Final = 10  # engines and plan may differ by so much before it is worth a word
 _RETRY: Final = "To look again, delete the Job {}."
@@ -58,7 +61,7 @@ def size(observed: Observed, spec: PoolSpec, identity: Identity) -> Sized:
     if found.accelerator is None:
         return _unknown(Reason.DEVICE_UNKNOWN, found.unknown, inspected)
     blocks = _measured_blocks(observed, spec, known)
-    sized = _planned(sizing_request(spec, shape.shape, found.accelerator), blocks)
+    sized = _numbered(observed, spec, _planned(sizing_request(spec, shape.shape, found.accelerator), blocks))
     remember = Remembered(
         planned=Planned(spec_hash=spec_hash(spec), device=found.device, measured_blocks=blocks),
         inspected=_document(inspected, spec) if shape.source is ShapeSource.INSPECTION else None,
@@ -114,6 +117,19 @@ def _planned(request: SizingRequest, blocks: int) -> Sized:
         plan=plan,
         planned=planned,
     )
+
+
+def _numbered(observed: Observed, spec: PoolSpec, sized: Sized) -> Sized:
+    """Refused if the budget, which decides, asks for more replicas than a pool may have."""
+    budget_decides = spec.replicas is None or owner_of(observed.pool) == FIELD_MANAGER
+    asked = budgeted_replicas(spec, sized.plan) if sized.plan and budget_decides else 0
+    if asked <= REPLICAS_MOST:
+        return sized
+    message = (
+        f"kvBudget asks for {asked:,} replicas, and a pool has {REPLICAS_MOST:,} at most: lower spec.kvBudget, set "
+        "spec.maxReplicas, or give each replica more memory. Nothing is changed."
+    )
+    return Sized(status=ConditionStatus.FALSE, reason=Reason.REFUSED, message=message, planned=sized.planned)
 
 
 def _does_not_fit(planned: SizingPlan) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import Configuration
@@ -25,11 +27,12 @@ STATUS = {"kind": "Status", "reason": "SomeReason", "message": "so it is"}
 class Request:
     """What arrived."""
 
-    def __init__(self, request: web.Request, body: Any) -> None:
+    def __init__(self, request: web.Request, text: str) -> None:
         self.line = f"{request.method} {request.path}"
         self.query = dict(request.query)
         self.headers = request.headers
-        self.body = body
+        self.text = text
+        self.body = json.loads(text) if text else None
 
 
 class Script:
@@ -40,7 +43,7 @@ class Script:
         self.asked: list[Request] = []
 
     async def handle(self, request: web.Request) -> web.Response:
-        self.asked.append(Request(request, await request.json() if request.can_read_body else None))
+        self.asked.append(Request(request, await request.text()))
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if callable(answer):
             return await answer()
@@ -93,10 +96,24 @@ async def test_server_side_apply_names_its_manager_and_says_whether_it_takes_by_
     first, second = script.asked
     assert first.line == "PATCH /api/v1/namespaces/ns/services/p"
     assert first.query == {"fieldManager": "m", "force": "true"}
-    assert first.headers["Content-Type"] == Content.APPLY
+    assert first.headers["Content-Type"].startswith(Content.APPLY)
     assert first.body == body
     assert second.line.endswith("/inferencepools/p/status")
     assert second.query["force"] == "false"
+
+
+async def test_text_that_yaml_reads_only_as_it_is_and_text_that_it_reads_only_escaped() -> None:
+    script = Script((200, {}))
+    body = {
+        "metadata": {"name": "p"},
+        "spec": {"emoji": "🐎 žluť", "control": "\x00\x7f\x85\u2028\ufeff", "path": "\\ud83d"},
+    }
+    async with connected(script) as api:
+        await api.apply(SERVICE, body, manager="m")
+    (asked,) = script.asked
+    assert asked.body == body
+    assert yaml.safe_load(asked.text) == body
+    assert "🐎" in asked.text
 
 
 async def test_patches_keep_their_kind() -> None:
@@ -157,6 +174,7 @@ async def test_only_metadata_is_asked_for_where_that_is_enough() -> None:
         (409, "Conflict", kube.ConflictError),
         (409, "AlreadyExists", kube.AlreadyExistsError),
         (410, "Expired", kube.GoneError),
+        (413, "RequestEntityTooLarge", kube.InvalidError),
         (422, "Invalid", kube.InvalidError),
         (429, "TooManyRequests", kube.UnavailableError),
         (500, "InternalError", kube.UnavailableError),
@@ -257,4 +275,15 @@ async def test_neither_pod_nor_kubeconfig(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.setattr("kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
     with pytest.raises(SettingsError, match="set KUBECONFIG"):
+        await load_configuration()
+
+
+@pytest.mark.parametrize("text", ["", "{{{", "[]", "7", "apiVersion: v1\nclusters: 3\ncurrent-context: a\n"])
+async def test_a_broken_kubeconfig_is_told_without_a_traceback(
+    text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    (tmp_path / "config").write_text(text)
+    monkeypatch.setattr("kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+    with pytest.raises(SettingsError, match="no Kubernetes API server to talk to"):
         await load_configuration()

@@ -33,6 +33,18 @@ def test_budgets_are_bounded(bounds: Raw, replicas: int) -> None:
     assert budgeted(bounds).pool["spec"]["replicas"] == replicas
 
 
+def test_a_budget_of_more_replicas_than_a_pool_may_have_is_told_instead_of_a_write_that_is_refused() -> None:
+    cluster = budgeted({"kvBudget": {"residentTokens": 10**15}})
+    assert cluster.children == {}
+    assert "replicas" not in cluster.pool["spec"]
+    assert cluster.said()["Sized"] == "False Refused"
+    assert "a pool has 1,000 at most: lower spec.kvBudget" in cluster.condition("Sized")["message"]
+    cluster.edit_spec("kubectl", maxReplicas=2)
+    cluster.run()
+    assert len(cluster.pods) == 2
+    assert cluster.said()["Sized"] == "True Planned"
+
+
 def test_somebody_who_scales_wins_and_is_named() -> None:
     cluster = budgeted()
     cluster.edit_spec("kubectl-scale", replicas=5)

@@ -61,4 +61,5 @@ Small = Annotated[int, Meta(ge=1, le=1024)]
 Tokens = Annotated[int, Meta(ge=1, le=100_000_000)]
 Seconds = Annotated[int, Meta(ge=0, le=86_400)]
 Timeout = Annotated[int, Meta(ge=1, le=86_400)]
-Replicas = Annotated[int, Meta(ge=0, le=1000)]
+REPLICAS_MOST: Final = 1000
+Replicas = Annotated[int, Meta(ge=0, le=REPLICAS_MOST)]
