@@ -97,7 +97,11 @@ RULES: list[tuple[str, list[Spec], list[Spec]]] = [
         [{"kvCache": {**HOST, "disk": {"size": "1Ti"}}}],
         [{"kvCache": {"disk": {"size": "1Ti"}}}],
     ),
-    ("eviction is about the host tier", [{"kvCache": {**HOST, "eviction": "arc"}}], [{"kvCache": {"eviction": "lru"}}]),
+    (
+        "eviction is about the host tier",
+        [{"kvCache": {**HOST, "eviction": order}} for order in ("worth", "lru", "arc")],
+        [{"kvCache": {"eviction": "lru"}}],
+    ),
     (
         "a budget is residentTokens, or sessions",
         [{"kvBudget": {"residentTokens": 5}}, {"kvBudget": SESSIONS}],

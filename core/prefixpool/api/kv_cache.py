@@ -19,6 +19,7 @@ _Many = Annotated[int, Meta(ge=1, le=10**15)]
 class Eviction(StrEnum):
     """Which KV leaves the host tier first."""
 
+    WORTH = "worth"
     LRU = "lru"
     ARC = "arc"
 
@@ -83,7 +84,7 @@ class KvCache(ApiStruct, frozen=True, kw_only=True):
     ] = None
     host: Annotated[HostTier | None, Meta(description="A tier in host memory, behind the device.")] = None
     disk: Annotated[DiskTier | None, Meta(description="A tier on disk, behind the host.")] = None
-    eviction: Annotated[Eviction | None, Meta(description="Which KV leaves the host tier first; by default lru.")] = None
+    eviction: Annotated[Eviction | None, Meta(description="Which KV leaves the host tier first; by default worth.")] = None
 
 
 class KvBudget(ApiStruct, frozen=True, kw_only=True):
