@@ -23,7 +23,7 @@ class AdminClient:
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self._http = http
-        self._url = url.rstrip("/")
+        self._url = (url if "://" in url else f"http://{url}").rstrip("/")
 
     async def explain(self, last: int, request_id: str = "") -> list[Explanation]:
         """Newest first. Raises CliError."""

@@ -243,6 +243,8 @@ async def test_a_router_that_does_not_answer_is_told_with_its_address() -> None:
     async with aiohttp.ClientSession() as http:
         with pytest.raises(CliError, match=r"no router answers at http://127\.0\.0\.1:9"):
             await AdminClient(http, "http://127.0.0.1:9").state()
+        with pytest.raises(CliError, match=r"no router answers at http://127\.0\.0\.1:9: Cannot connect"):
+            await AdminClient(http, "127.0.0.1:9").state()
         assert "Cannot connect" in (await ask_agent(http, "http://127.0.0.1:9", "")).problem
 
 
