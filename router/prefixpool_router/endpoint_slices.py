@@ -2,23 +2,29 @@
 
 A pod may be in several slices: one for each address family, two for a moment while it moves, and a replaced pod beside its
 successor of the same name. Because the Service publishes addresses that are not ready, `ready` says little; what is
-terminating is not to be chosen any more, and the rest is for agents to tell.
+terminating is not to be chosen any more, and the rest is for agents to tell. What no controller would write (an address
+that is none, a name that no pool gives) is passed over: it must not end a router that serves the others.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from ipaddress import ip_address
 from typing import Final, NamedTuple
 
 import msgspec
 
+from prefixpool import names
 from prefixpool_router.membership import Member, MemberState
 
 ENGINE_PORT: Final = "engine"  # names of the Service's ports
 AGENT_PORT: Final = "agent"
 SERVICE_LABEL: Final = "kubernetes.io/service-name"
 _FAMILIES: Final = ("IPv4", "IPv6")  # in the order of preference; FQDN slices are none of a pool's
+_NAME: Final = re.compile(names.REPLICA_NAME)
+_LAST_PORT: Final = 65_535
 
 
 class Metadata(msgspec.Struct, frozen=True, rename="camel"):
@@ -100,9 +106,9 @@ def _sightings(each: EndpointSlice) -> Iterable[_Sighting]:
     for endpoint in each.endpoints or ():
         pod = endpoint.target_ref or TargetRef()
         name = endpoint.hostname or pod.name
-        if not name or not endpoint.addresses:
+        host = _host(endpoint.addresses[0], family) if endpoint.addresses else ""
+        if not host or not _NAME.fullmatch(name):
             continue
-        host = endpoint.addresses[0] if family == 0 else f"[{endpoint.addresses[0]}]"
         member = Member(
             name=name,
             engine=f"http://{host}:{engine}",
@@ -132,6 +138,17 @@ def _precedence(sighting: _Sighting) -> tuple[bool, int, str]:
     return sighting.member.state is not MemberState.TERMINATING, sighting.version, sighting.pod
 
 
+def _host(address: str, family: int) -> str:
+    """As in a URL; "" for what is no address of the family."""
+    try:
+        version = ip_address(address).version
+    except ValueError:
+        return ""
+    if _FAMILIES[family] != f"IPv{version}" or "%" in address:
+        return ""
+    return f"[{address}]" if version == 6 else address
+
+
 def _state(conditions: Conditions) -> MemberState:
     if conditions.terminating:
         return MemberState.TERMINATING
@@ -139,7 +156,7 @@ def _state(conditions: Conditions) -> MemberState:
 
 
 def _ports(each: EndpointSlice) -> dict[str, int]:
-    return {port.name: port.port for port in each.ports or () if port.name and port.port}
+    return {port.name: port.port for port in each.ports or () if port.name and port.port and 0 < port.port <= _LAST_PORT}
 
 
 def _version(metadata: Metadata) -> int:

@@ -91,6 +91,27 @@ def test_what_cannot_be_reached_is_no_member(broken: Object) -> None:
     assert members(broken) == ()
 
 
+@pytest.mark.parametrize(
+    "strange",
+    [
+        *(
+            endpoint("odd", address)
+            for address in ("999.1.1.1", "not an ip", "", "10.0.0.1/../x?y", "user:pw@host", "fd00::1")
+        ),
+        *(endpoint(name) for name in ("a/b", "é", "a b", "x" * 300, "line\nbreak")),
+    ],
+)
+def test_a_strange_endpoint_ended_the_router_and_is_passed_over(strange: Object) -> None:
+    assert [member.name for member in members(endpoint_slice("a", strange, endpoint("pool-0")))] == ["pool-0"]
+
+
+def test_strange_ports_and_addresses_of_ipv6_are_passed_over() -> None:
+    assert members(endpoint_slice("a", endpoint("pool-0"), ports={"engine": 70_000})) == ()
+    assert members(endpoint_slice("a", endpoint("pool-0"), ports={"engine": 8100, "agent": -1}))[0].agent is None
+    for address in ("fe80::1%eth0", "10.0.0.1", "::zz"):
+        assert members(endpoint_slice("a", endpoint("pool-0", address), family="IPv6")) == ()
+
+
 def test_a_slice_of_a_service_that_is_no_pool_is_named() -> None:
     assert portless(read(endpoint_slice("web-x", endpoint("web-0"), ports={"http": 80}))) == "web-x"
     assert portless(read(endpoint_slice("empty", ports={}), endpoint_slice("a", endpoint("pool-0")))) == ""
