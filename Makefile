@@ -63,6 +63,7 @@ wheels: .venv/.ready ## the build context of images/Dockerfile, in build/wheels
 
 soak: .venv/.ready ## minutes of deaths, aborts, memory (SOAK_S=300 each, SOAK_SEED=1); of a cluster, as root (CHAOS_S=600, CHAOS_SEED=1)
 	@.venv/bin/pytest -q -s e2e/soak
+	@OPERATOR_POOLS=$${OPERATOR_POOLS:-300} .venv/bin/pytest -q -s e2e/apiserver/test_operator_many.py
 	@CHAOS_S=$${CHAOS_S:-600} .venv/bin/pytest -q -s e2e/cluster/test_cluster_chaos.py
 
 demo: ## the main job on real vLLM: five policies, one workload (ENGINE=sim: in a minute)

@@ -16,7 +16,7 @@ from prefixpool_testing.operated import SPEC, Place, operated
 
 pytestmark = pytest.mark.timeout(900)
 
-POOLS = int(os.environ.get("OPERATOR_POOLS", "300"))
+POOLS = int(os.environ.get("OPERATOR_POOLS", "100"))
 
 
 async def test_hundreds_of_pools_converge(api: ApiServer) -> None:
