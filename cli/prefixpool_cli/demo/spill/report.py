@@ -112,7 +112,7 @@ def _restart_goals(seen: RestartFigures | None) -> list[Goal]:
 def arms_table(report: SpillReport) -> Table:
     """One row an arm; `device`, `host`, `disk`: the share of prompt tokens that came from there."""
     table = Table(title=f"{report.model}, tiers below the device ({report.engine} {report.engine_version})")
-    table.add_column("arm")
+    table.add_column("arm", no_wrap=True)
     for column in COLUMNS:
         table.add_column(column, justify="right")
     for name, cells in rows(report):
