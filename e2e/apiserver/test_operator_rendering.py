@@ -51,6 +51,7 @@ SPECS: dict[str, Raw] = {
             "image": "registry.local/mine:3", "imagePullSecrets": [{"name": "pull"}], "extraArgs": ["--seed=7"],
             "env": [
                 {"name": "EMPTY", "value": ""},
+                {"name": "TEXT", "value": "žluť 🐎 \x07\x85\u2028 \\ud83d"},
                 {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "mine", "key": "k"}}},
             ],
             "resources": {"requests": {"cpu": "0.5", "memory": "1.5Gi"}, "limits": {"cpu": 2, "memory": "3Gi"}},
