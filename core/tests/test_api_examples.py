@@ -10,7 +10,8 @@ from prefixpool.api.sizing import known_device, known_shape, sizing_request
 from prefixpool.api.spec import PoolSpec
 from prefixpool.sizing.plan import LimitedBy, SizingPlan, plan
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 
 
 def plan_of(file: Path) -> SizingPlan:
@@ -36,3 +37,9 @@ def test_the_examples_show_what_they_say() -> None:
     assert 2 <= plans["llama-3.1-8b-l4"].replicas <= 40
     assert plans["deepseek-v3-h200"].limited_by is LimitedBy.HOST_KV
     assert plans["shared-disk"].disk_per_replica.tokens > plans["shared-disk"].host_per_replica.tokens
+
+
+def test_the_pool_in_the_readme_can_be_read() -> None:
+    begins, *lines = (ROOT / "README.md").read_text().partition("    apiVersion: ")[1:]
+    block = (begins + "".join(lines)).split("\n\n")[0]
+    assert PoolSpec.from_object(yaml.safe_load(block)).kv_budget
