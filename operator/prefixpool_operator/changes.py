@@ -15,7 +15,7 @@ from prefixpool_operator.actions import FIELD_MANAGER
 from prefixpool_operator.controller import PoolKey
 from prefixpool_operator.identity import L_POOL
 from prefixpool_operator.inventory import Inventory
-from prefixpool_operator.kube import KubeApi, Resource
+from prefixpool_operator.kube import KubeApi, NotFoundError, Resource
 from prefixpool_operator.observed import Node, Raw
 
 MANAGED: Final = f"app.kubernetes.io/managed-by={FIELD_MANAGER}"
@@ -51,14 +51,19 @@ class Changes:
         ]
 
     async def _versions(self) -> Mapping[PoolKey, _Versions]:
-        pools, *children = await asyncio.gather(
-            self._everywhere(kube.POOL, ""), *(self._everywhere(kind, MANAGED) for kind in self._kinds)
-        )
+        pools, *children = await asyncio.gather(self._pools(), *(self._everywhere(kind, MANAGED) for kind in self._kinds))
         found: dict[PoolKey, set[tuple[str, str]]] = {_own_key(pool): {_version(pool)} for pool in pools}
         belongings: dict[PoolKey, set[tuple[str, str]]] = defaultdict(set)
         for child in (child for listed in children for child in listed):
             belongings[owner(child)].add(_version(child))
         return {key: frozenset(own | belongings[key]) for key, own in found.items()}
+
+    async def _pools(self) -> list[Raw]:
+        try:
+            return await self._everywhere(kube.POOL, "")
+        except NotFoundError as error:
+            told = "this cluster does not know InferencePools: apply crds/, or set crds.enabled in the chart's values"
+            raise NotFoundError(f"{told} ({error})", status=error.status, reason=error.reason) from error
 
     async def _everywhere(self, resource: Resource, labels: str) -> list[Raw]:
         lists = await asyncio.gather(

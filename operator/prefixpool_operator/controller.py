@@ -82,6 +82,7 @@ class Controller:
         self._group: asyncio.TaskGroup | None = None
         self._beat_at = clock()
         self.synced = asyncio.Event()  # everything was listed once
+        self.unsynced = "pools were not listed yet"  # why not
         metrics.pools.set_function(lambda: len(self._works))
         metrics.queue_depth.set_function(self._waiting)
 
@@ -117,7 +118,9 @@ class Controller:
                 async with asyncio.timeout(self._pace.resync_deadline_s):
                     keys = await self._resync()
             except (KubeError, TimeoutError) as error:
-                _log.warning("pools could not be listed", extra={"error": str(error) or "no answer in time"})
+                why = str(error) or "no answer in time"
+                self.unsynced = f"pools could not be listed: {why}"
+                _log.warning("pools could not be listed", extra={"error": why})
                 pause_s = min(pause_s, self._pace.longest_backoff_s, 5.0)
             else:
                 for key in keys:

@@ -168,7 +168,7 @@ def _health(elector: Elector, controller: Controller) -> Health:
     def not_ready() -> str:
         if not elector.leads():
             return elector.problem
-        return "" if controller.synced.is_set() else "pools were not listed yet"
+        return "" if controller.synced.is_set() else controller.unsynced
 
     return Health(dead=lambda: controller.stale() if elector.leads() else "", not_ready=not_ready)
 

@@ -9,7 +9,7 @@ from prefixpool_operator.changes import _WHOLE_ROUNDS, Changes
 from prefixpool_operator.controller import PoolKey
 from prefixpool_operator.identity import L_POOL
 from prefixpool_operator.inventory import ClusterInventory
-from prefixpool_operator.kube import UnavailableError
+from prefixpool_operator.kube import NotFoundError, UnavailableError
 from prefixpool_testing.fake_kube import FakeKube
 
 KINDS = (kube.STATEFUL_SET, kube.POD)
@@ -91,3 +91,10 @@ async def test_only_the_namespaces_that_were_named_are_read() -> None:
     api.put(kube.POOL, "p", namespace="b")
     api.put(kube.POOL, "p", namespace="c")
     assert set(await changes(api, "a", "b").pools()) == {PoolKey("a", "p"), PoolKey("b", "p")}
+
+
+async def test_a_cluster_without_the_kind_is_told_what_to_apply() -> None:
+    api = FakeKube()
+    api.fail = lambda verb, kind, name: NotFoundError("404 page not found", status=404) if kind == kube.POOL.kind else None
+    with pytest.raises(NotFoundError, match=r"apply crds/.*404 page not found"):
+        await changes(api).pools()

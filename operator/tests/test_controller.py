@@ -218,6 +218,16 @@ async def test_the_resync_wakes_what_watching_missed_and_survives_an_outage() ->
     assert len(seen.times[A]) == rounds - 2 >= 2
 
 
+async def test_why_pools_cannot_be_listed_is_there_to_be_told() -> None:
+    async def resync() -> Iterable[PoolKey]:
+        raise UnavailableError("apply crds/")
+
+    async with running(Seen().reconcile, resync) as controller:
+        await asyncio.sleep(1)
+        assert not controller.synced.is_set()
+        assert controller.unsynced == "pools could not be listed: apply crds/"
+
+
 async def test_liveness_ends_when_the_resync_hangs_for_good() -> None:
     """A call without a deadline would stop the loop while the process lives on."""
     pace = PACE._replace(resync_s=10, resync_deadline_s=20)
