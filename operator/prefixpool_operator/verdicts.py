@@ -23,7 +23,7 @@ def available(view: View, work: Work, max_unavailable: int) -> Verdict:
         return Verdict.no(Reason.SCALED_TO_ZERO, "No replica is asked for.")
     apart = view.deployment is not None if work.target is None else not work.sidecars
     if apart and not view.routers_ready:
-        return Verdict.no(Reason.NONE_READY, f"{told}, but no router is.")
+        return Verdict.no(Reason.NONE_READY, f"{told}, {'but' if ready else 'and'} no router is.")
     if ready == 0:
         return Verdict.no(Reason.NONE_READY, f"{told}.{_unrouted(view, apart)}")
     if ready < replicas - max_unavailable:

@@ -10,11 +10,12 @@ from msgspec.structs import replace
 
 from prefixpool.api.sizing import ShapeSource
 from prefixpool.api.spec import PoolSpec
+from prefixpool.api.status import Reason
 from prefixpool.sizing.plan import SizingPlan
 from prefixpool_operator import children, drift, replicas, troubles
 from prefixpool_operator.actions import Action, Apply, Delete, PatchImage
 from prefixpool_operator.children import STATEFUL_SET, Wanted
-from prefixpool_operator.identity import A_ROUTER_BEFORE, Component, key_of
+from prefixpool_operator.identity import A_ROUTER_BEFORE, KEY_ENGINE, KEY_SALT, Component, key_of
 from prefixpool_operator.observed import Key, Observed
 from prefixpool_operator.pod import A_RESTARTED, Pod
 from prefixpool_operator.remembered import Remembered
@@ -68,13 +69,25 @@ def working(observed: Observed, spec: PoolSpec, sized: Sized, planned: SizingPla
         replicas=number,
         sidecars=plan.sidecars,
         held=wanted.claims.hold,
-        troubles=wanted.claims.troubles,
+        troubles=(*wanted.claims.troubles, *_keyless(observed, view)),
         taken=taken,
         waits=_waits(observed, plan, wanted),
     )
     if taken:  # by what bears no label of ours, so that no watch tells when it is gone
         return replace(common, wakes_s=(_TAKEN_S,))
     return _acting(observed, common, plan, sized, wanted, view)
+
+
+def _keyless(observed: Observed, view: View) -> Iterator[Trouble]:
+    """Keys that somebody removed: a Secret that is there is never written, and pods without them do not start."""
+    secret = observed.children.get(("Secret", view.identity.keys))
+    lost = [key for key in (KEY_ENGINE, KEY_SALT) if secret is not None and key not in (secret.get("data") or {})]
+    if lost:
+        yield Trouble(
+            reason=Reason.SECRET_MISSING,
+            message=f"Secret {view.identity.keys} has no {' and no '.join(lost)}, so no pod can start: put back what was "
+            "there, or delete the Secret, and a new one is made",
+        )
 
 
 def _acting(observed: Observed, work: Work, plan: Blueprint, sized: Sized, wanted: Wanted, view: View) -> Work:

@@ -62,6 +62,21 @@ def test_the_secret_is_created_once_and_never_written_again() -> None:
     assert cluster.children["Secret", "chat-keys"]["data"] == {"engine": "rotated", "salt": ""}
 
 
+@pytest.mark.parametrize(
+    ("data", "lost"), [({}, "no engine and no salt"), ({"engine": ""}, "no salt"), (None, "no engine and no salt")]
+)
+def test_a_secret_that_was_emptied_is_told_before_a_pod_fails_to_start(data: Raw | None, lost: str) -> None:
+    cluster = ToyCluster(pool())
+    cluster.run()
+    cluster.edit("Secret", "chat-keys", lambda obj: obj.update(data=data))
+    cluster.run()
+    assert cluster.said()["Degraded"] == "True SecretMissing"
+    assert f"Secret chat-keys has {lost}, so no pod can start" in cluster.condition("Degraded")["message"]
+    del cluster.children["Secret", "chat-keys"]
+    cluster.run()
+    assert cluster.said()["Degraded"] == "False Healthy"
+
+
 def test_settled_is_said_only_of_the_present_generation_with_all_pods_updated() -> None:
     cluster = settled()
     cluster.edit_spec("kubectl", engine={"extraArgs": ["--x"]})
