@@ -73,6 +73,11 @@ RULES: list[tuple[str, list[Spec], list[Spec]]] = [
         [{"engine": {"blockSize": 5}}],
     ),
     (
+        "devices have names with a slash",
+        [{"accelerator": {"resource": name, "memory": "4Gi"}} for name in ("cpu", "amd.com/gpu")],
+        [{"accelerator": {"resource": name, "memory": "4Gi"}} for name in ("memory", "gpu")],
+    ),
+    (
         "on CPUs, accelerator.memory says",
         [{"accelerator": {"resource": "cpu", "memory": "4Gi"}}],
         [{"accelerator": {"resource": "cpu"}}],

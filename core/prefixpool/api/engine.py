@@ -130,6 +130,12 @@ class Accelerator(ApiStruct, frozen=True, kw_only=True):
 
     rules: ClassVar = (
         Rule(
+            f"self.resource == '{CPU}' || self.resource.contains('/')",
+            f"devices have names with a slash, such as nvidia.com/gpu: write accelerator.resource in full, or {CPU}",
+            lambda device: device.resource == CPU or "/" in device.resource,
+            ".resource",
+        ),
+        Rule(
             f"self.resource != '{CPU}' || has(self.memory)",
             "on CPUs, accelerator.memory says how much memory weights, KV cache and engine may take: set it, such as 16Gi",
             lambda device: device.resource != CPU or device.memory is not None,
