@@ -30,6 +30,12 @@ def test_what_vllm_leaves_for_kv_on_an_h100() -> None:
     assert found.source is Source.PLANNED
 
 
+def test_more_kv_than_there_is_room_for_said_that_no_change_would_fit() -> None:
+    found = plan(request(kv_bytes=10_000 * GIB))
+    assert not found.fits
+    assert found.changes == ("all that is left for KV (now 10,000.0 GiB are asked for)",)
+
+
 def test_one_l4_cannot_serve_the_longest_sequence_of_llama_8b_and_the_plan_says_by_how_much() -> None:
     """vllm #2248, #28051: `No available memory for the cache blocks` and `max seq len` at start, known before a pod runs."""
     found = plan(request(device="l4"))

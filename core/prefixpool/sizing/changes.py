@@ -28,6 +28,8 @@ def that_fit(request: SizingRequest, fits: Fits) -> tuple[str, ...]:
 
 
 def _tried(request: SizingRequest, fits: Fits) -> Iterator[str]:
+    if request.kv_bytes and fits(replace(request, kv_bytes=0)):
+        yield f"all that is left for KV (now {request.kv_bytes / GIB:,.1f} GiB are asked for)"
     if request.utilisation_percent < _UTILISATION_MOST and fits(replace(request, utilisation_percent=_UTILISATION_MOST)):
         yield f"memory utilisation {_UTILISATION_MOST} % (now {request.utilisation_percent} %)"
     if request.kv_dtype is not KvDtype.FP8 and fits(replace(request, kv_dtype=KvDtype.FP8)):
