@@ -116,9 +116,7 @@ def test_bytes_for_kv_are_all_that_kv_gets() -> None:
     code, text = run("smollm2-135m", "-a", "cpu:4Gi", "--kv-gib", "3")
     assert code == 1
     assert "3.0 GiB of KV are asked for" in text
-    fits = (
-        "Any of these alone would fit: all that is left for KV (now 3.0 GiB are asked for); 8 GiB of memory (now 4.0 GiB)."
-    )
+    fits = "all that is left for KV (now 3.0 GiB are asked for); 8 GiB of memory (now 4.0 GiB)."
     assert f"Any of these alone would fit: {fits}" in " ".join(text.split())
     code, text = run("smollm2-135m", "-a", "cpu:4Gi", "--kv-gib", "0.1")
     assert code == 1
