@@ -51,6 +51,8 @@ def _convert(gguf: Path, made: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.bfloat16, quantization_config=config)
     tokenizer.save_pretrained(made)
     model.save_pretrained(made)
+    for file in made.iterdir():
+        file.chmod(0o644)  # pods that mount the folder run as another user
 
 
 if __name__ == "__main__":

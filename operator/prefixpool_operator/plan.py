@@ -64,6 +64,8 @@ def _finish(view: View, spec: PoolSpec | None, work: Work, sized: Sized, accepte
     found, deadlines = troubles.look(view)
     if view.refused:
         found.append(Trouble(reason=Reason.WRITE_REFUSED, message=f"a change is refused: {view.refused[:_REFUSED_CHARS]}"))
+    if sized.reason is Reason.INSPECTION_FAILED:
+        found.append(Trouble(reason=sized.reason, message=sized.message))
     found += [*work.troubles, *(Trouble(reason=Reason.FOREIGN_EDITS, message=one) for one in work.insists)]
     sized_message = " ".join(filter(None, (sized.message, work.replicas.message if work.replicas else "")))
     said = {

@@ -203,6 +203,7 @@ def test_an_inspection_that_fails_names_all_three_ways() -> None:
     job["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
     cluster.reconcile()
     assert cluster.said()["Sized"] == "Unknown InspectionFailed"
+    assert cluster.said()["Degraded"] == "True InspectionFailed"
     message = cluster.condition("Sized")["message"]
     for words in ("spec.model.shape", "catalogue", "401: the repository is gated", "delete the Job chat-inspect"):
         assert words in message
@@ -225,7 +226,7 @@ def test_an_inspection_that_ended_without_a_word_says_how() -> None:
     job["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
     cluster.reconcile()
     assert "OOMKilled, exit code 137" in cluster.condition("Sized")["message"]
-    assert cluster.said()["Degraded"] == "False Healthy", "no limit of the spec is about it"
+    assert cluster.said()["Degraded"] == "True InspectionFailed"  # not of the engines' memory, which no limit of the spec is about
 
 
 def test_an_inspection_whose_pod_may_not_be_made() -> None:
