@@ -226,7 +226,7 @@ def test_an_inspection_that_ended_without_a_word_says_how() -> None:
     job["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
     cluster.reconcile()
     assert "OOMKilled, exit code 137" in cluster.condition("Sized")["message"]
-    assert cluster.said()["Degraded"] == "True InspectionFailed"  # not of the engines' memory, which no limit of the spec is about
+    assert cluster.said()["Degraded"] == "True InspectionFailed"  # no limit of the spec is about it
 
 
 def test_an_inspection_whose_pod_may_not_be_made() -> None:
