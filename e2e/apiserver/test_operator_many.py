@@ -6,12 +6,13 @@ import asyncio
 import os
 import resource
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from prefixpool_operator import kube
-from prefixpool_testing.cluster.api_server import ApiServer
+from prefixpool_testing.cluster.api_server import ApiServer, api_server
 from prefixpool_testing.operated import SPEC, Place, operated
 
 pytestmark = pytest.mark.timeout(900)
@@ -19,9 +20,16 @@ pytestmark = pytest.mark.timeout(900)
 POOLS = int(os.environ.get("OPERATOR_POOLS", "100"))
 
 
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    """Its own: so many pools would be in the way of other tests."""
+    with api_server() as started:
+        yield started
+
+
 async def test_hundreds_of_pools_converge(api: ApiServer) -> None:
     async with operated(api) as (client, operator):
-        place = Place(api, client)  # it ends with the API server: its pools are many
+        place = Place(api, client)
         empty_mib = memory_mib(operator.pid())
         since_bytes, started_at = api.audit_log.stat().st_size, time.monotonic()
         names = [f"p{number}" for number in range(POOLS)]
