@@ -49,9 +49,11 @@ test: .venv/.ready ## unit and component tests, on the sim engine
 test-engine: setup-engine ## the same promises on real vLLM
 	@MODEL=$(MODEL) .venv-engine/bin/pytest -q -m engine e2e/engine
 
-e2e: .venv/.ready ## a real API server, then a whole one-node Kubernetes with our images (root, Go on PATH)
+e2e-api: .venv/.ready ## operator, router's discovery and chart on a real API server (Go on PATH)
 	@scripts/cluster tools
 	@.venv/bin/pytest -q e2e/apiserver --durations=5
+
+e2e: e2e-api ## the same, then a whole one-node Kubernetes with our images (root, Go on PATH)
 	@.venv/bin/pytest -q -m "not engine" e2e/cluster --durations=5
 
 e2e-vllm: setup-engine .venv/.ready ## two real vLLM replicas in that Kubernetes, their 6 GB mounted rather than in an image
@@ -106,4 +108,4 @@ bench: .venv/.ready setup-engine ## figures: decision, memory, agents, router be
 clean: ## remove environments and build outputs of this checkout
 	@rm -rf .venv .venv-engine build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup setup-engine model check test test-engine e2e e2e-vllm wheels soak demo demo-spill docs crds bench clean
+.PHONY: help setup setup-engine model check test test-engine e2e-api e2e e2e-vllm wheels soak demo demo-spill docs crds bench clean
