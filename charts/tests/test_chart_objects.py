@@ -10,10 +10,11 @@ import yaml
 from prefixpool import settings as reading
 from prefixpool.api import crd
 from prefixpool.api.spec import PoolSpec
+from prefixpool.logs import LogFormat
 from prefixpool_operator.identity import L_SCRAPE, Component, Identity
 from prefixpool_operator.main import checked
 from prefixpool_operator.render.network import PORT_NAME, client_service
-from prefixpool_operator.settings import PREFIX, LogFormat, OperatorSettings
+from prefixpool_operator.settings import PREFIX, OperatorSettings
 from prefixpool_testing import chart
 
 Raw = dict[str, Any]

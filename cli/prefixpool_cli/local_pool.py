@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 
 from prefixpool import names, wire
-from prefixpool_agent.settings import EngineKind
+from prefixpool.api.engine import EngineKind
 from prefixpool_cli import engine_log, pool_files
 from prefixpool_cli.errors import PoolError
 from prefixpool_cli.pool_process import Process, kill_group

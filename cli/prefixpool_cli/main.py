@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from prefixpool.api.engine import EngineKind
 from prefixpool.errors import PrefixpoolError
 from prefixpool.sizing.kv import KvDtype
 from prefixpool.sizing.parallel import Parallel
 from prefixpool.sizing.request import Budget, BudgetTier, SizingRequest
-from prefixpool_agent.settings import EngineKind
 from prefixpool_cli import doctor as doctor_command
 from prefixpool_cli import explain as explain_command
 from prefixpool_cli import interrupt, preflight

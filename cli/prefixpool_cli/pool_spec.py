@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from prefixpool_agent.settings import Device, EngineKind
+from prefixpool.api.engine import EngineKind
+from prefixpool_agent.settings import Device
 
 
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from prefixpool import policy
-from prefixpool_agent.settings import Device, EngineKind
+from prefixpool.api.engine import EngineKind
+from prefixpool_agent.settings import Device
 from prefixpool_cli import pool_files
 from prefixpool_cli.errors import CliError
 from prefixpool_cli.pool_spec import PoolSpec

@@ -7,7 +7,8 @@ import asyncio
 import msgspec
 from rich.console import Console
 
-from prefixpool_agent.settings import Device, EngineKind
+from prefixpool.api.engine import EngineKind
+from prefixpool_agent.settings import Device
 from prefixpool_cli import preflight
 from prefixpool_cli.display import PoolDisplay
 from prefixpool_cli.errors import PoolError

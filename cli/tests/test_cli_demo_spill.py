@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from prefixpool.api.engine import EngineKind
 from prefixpool_agent.engines.metrics import EngineLoad
-from prefixpool_agent.settings import EngineKind
 from prefixpool_cli.demo import workload
 from prefixpool_cli.demo.capacity import estimated_working_set
 from prefixpool_cli.demo.greedy import Difference

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from prefixpool_agent.settings import EngineKind
+from prefixpool.api.engine import EngineKind
 from prefixpool_cli.errors import PoolError
 from prefixpool_cli.local_pool import LocalPool
 from prefixpool_cli.pool_spec import PoolSpec

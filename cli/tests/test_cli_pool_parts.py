@@ -11,8 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from prefixpool.api.engine import EngineKind
 from prefixpool.errors import SettingsError
-from prefixpool_agent.settings import Device, EngineKind
+from prefixpool_agent.settings import Device
 from prefixpool_cli import pool_files, preflight
 from prefixpool_cli.errors import CliError, PoolError
 from prefixpool_cli.pool_process import Process

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from prefixpool_agent.settings import EngineKind
+from prefixpool.api.engine import EngineKind
 from prefixpool_cli.demo import capacity, workload
 from prefixpool_cli.demo.workload import Kind
 

@@ -11,11 +11,28 @@ import logging
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any, Final, TextIO
 
 import msgspec
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+
+class LogLevel(StrEnum):
+    """Prompt text, token ids and keys are in no log line at any of these levels."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    """One JSON object a line for machines, or words for a terminal."""
+
+    JSON = "json"
+    TEXT = "text"
 
 
 def setup(level: str, *, json: bool = False, stream: TextIO | None = None) -> None:

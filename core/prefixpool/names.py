@@ -29,6 +29,9 @@ ROUTER_ADMIN_PORT: Final = 8001
 ENGINE_PORT: Final = 8100
 AGENT_PORT: Final = 8101
 
+# Where Kubernetes puts what a pod needs to ask its API server: token, ca.crt, namespace.
+SERVICE_ACCOUNT_DIR: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
+
 # The agent's control API.
 PATH_STREAM: Final = "/stream"  # WebSocket, see wire.py
 PATH_INFO: Final = "/info"

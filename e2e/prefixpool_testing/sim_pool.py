@@ -25,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from prefixpool import names, wire
-from prefixpool_agent.settings import EngineKind
+from prefixpool.api.engine import EngineKind
 from prefixpool_cli import pool_files
 from prefixpool_cli.admin import AdminClient
 from prefixpool_cli.errors import PoolError

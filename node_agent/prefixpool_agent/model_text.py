@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from prefixpool.api.engine import EngineKind
 from prefixpool.wire import Template
 from prefixpool_agent.residency import TokenTable, VocabularyError, load_table, read_template
-from prefixpool_agent.settings import EngineKind
 from prefixpool_agent.sim.template import ChatTemplate
 from prefixpool_agent.sim.tokenizer import token_bytes
 

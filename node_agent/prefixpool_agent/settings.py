@@ -9,6 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from prefixpool import names
+from prefixpool.api.engine import EngineKind
+from prefixpool.api.kv_cache import Eviction
+from prefixpool.logs import LogLevel
 
 WORKER_PREFIX: Final = "PREFIXPOOL_WORKER"
 AGENT_PREFIX: Final = "PREFIXPOOL_AGENT"
@@ -19,35 +22,11 @@ Seconds = Annotated[float, Meta(ge=0)]
 ReplicaName = Annotated[str, Meta(description="identity of this replica, `<pool>-<ordinal>`", pattern=names.REPLICA_NAME)]
 
 
-class EngineKind(StrEnum):
-    """Which engine a worker runs."""
-
-    VLLM = "vllm"
-    SIM = "sim"
-
-
 class Device(StrEnum):
     """What the engine computes on."""
 
     CUDA = "cuda"
     CPU = "cpu"
-
-
-class KvEviction(StrEnum):
-    """What goes first when the host tier is full."""
-
-    WORTH = "worth"  # least expected saving per byte
-    LRU = "lru"
-    ARC = "arc"
-
-
-class LogLevel(StrEnum):
-    """Prompt text and token ids are in no log line at any of these levels."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +67,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     disk_kv_deadline_s: Annotated[
         float, Meta(description="how long a request waits for the disk before its prompt is computed instead", gt=0)
     ] = 2.0
-    kv_eviction: Annotated[KvEviction, Meta(description="what goes first when the host tier is full")] = KvEviction.WORTH
+    kv_eviction: Annotated[Eviction, Meta(description="what goes first when the host tier is full")] = Eviction.WORTH
     max_num_seqs: Annotated[Count, Meta(description="sequences in one step; 0: the engine's own choice")] = 0
     max_inflight: Annotated[
         Count, Meta(description="requests inside the engine, beyond which the gate says busy; 0: no bound")

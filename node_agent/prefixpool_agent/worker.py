@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from prefixpool import names
+from prefixpool.api.engine import EngineKind
 from prefixpool.engine_arguments import split
 from prefixpool.errors import SettingsError
 from prefixpool.settings import parse
@@ -22,7 +23,7 @@ from prefixpool_agent import shm
 from prefixpool_agent.engines.base import EngineSpec, Host
 from prefixpool_agent.engines.sim import sim_spec
 from prefixpool_agent.engines.vllm import vllm_spec
-from prefixpool_agent.settings import AGENT_PREFIX, WORKER_PREFIX, AgentSettings, EngineKind, WorkerSettings
+from prefixpool_agent.settings import AGENT_PREFIX, WORKER_PREFIX, AgentSettings, WorkerSettings
 from prefixpool_agent.supervisor.engine import make_private
 from prefixpool_agent.supervisor.plan import AgentPlan, EnginePlan, Plan
 

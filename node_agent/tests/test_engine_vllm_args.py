@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from prefixpool.api.engine import EngineKind
+from prefixpool.api.kv_cache import Eviction
 from prefixpool.errors import SettingsError
 from prefixpool_agent.engines.base import EngineSpec, Host, core_list
 from prefixpool_agent.engines.sim import sim_spec
 from prefixpool_agent.engines.vllm import vllm_spec
-from prefixpool_agent.settings import Device, EngineKind, KvEviction, WorkerSettings
+from prefixpool_agent.settings import Device, WorkerSettings
 
 HOST = Host(python="/py", cores=(0, 1), weight_bytes=1_000_000_000)
 
@@ -215,12 +217,12 @@ def test_what_changes_a_chunks_bytes_is_part_of_its_name() -> None:
 
 
 def test_eviction_is_ours_or_the_engines() -> None:
-    worth = tiers(host_kv_bytes=1, kv_eviction=KvEviction.WORTH)
+    worth = tiers(host_kv_bytes=1, kv_eviction=Eviction.WORTH)
     assert (worth["eviction_policy"], worth["cache_policy_module_path"]) == (
         "WorthPolicy",
         "prefixpool_agent.tiers.worth_policy",
     )
-    assert tiers(host_kv_bytes=1, kv_eviction=KvEviction.ARC)["eviction_policy"] == "arc"
+    assert tiers(host_kv_bytes=1, kv_eviction=Eviction.ARC)["eviction_policy"] == "arc"
 
 
 @pytest.mark.parametrize(

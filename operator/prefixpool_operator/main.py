@@ -16,13 +16,13 @@ import msgspec
 import uvloop
 from prometheus_client import disable_created_metrics
 
-from prefixpool import logs
+from prefixpool import logs, names
 from prefixpool import settings as reading
 from prefixpool.errors import SettingsError
 from prefixpool_operator.serve import serve
-from prefixpool_operator.settings import PREFIX, LogFormat, OperatorSettings
+from prefixpool_operator.settings import PREFIX, OperatorSettings
 
-_OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_OWN_NAMESPACE: Final = Path(names.SERVICE_ACCOUNT_DIR, "namespace")
 
 _DESCRIPTION: Final = """\
 Looks after InferencePools (inferencepools.prefixpool.dev): sizes them, runs their replicas and routers, replaces pods when
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             reading.parse(OperatorSettings, sys.argv[1:] if argv is None else argv, os.environ, prefix=PREFIX, parser=parser)
         )
         disable_created_metrics()  # type: ignore[no-untyped-call]  # time stamps would double what is scraped
-        logs.setup(settings.log_level, json=settings.log_format is LogFormat.JSON)
+        logs.setup(settings.log_level, json=settings.log_format is logs.LogFormat.JSON)
         logging.getLogger("kopf").setLevel(logging.WARNING)  # its lines bear all its settings, one for each event
         logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # it warns that signals are not its business
         uvloop.run(_until_stopped(settings))

@@ -8,26 +8,12 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from prefixpool.logs import LogFormat, LogLevel
+
 PREFIX: Final = "PREFIXPOOL_OPERATOR"
 
 Seconds = Annotated[float, Meta(gt=0)]
 Name = Annotated[str, Meta(min_length=1)]
-
-
-class LogLevel(StrEnum):
-    """Keys and prompts are in no log line at any of these levels."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-class LogFormat(StrEnum):
-    """One JSON object a line for machines, or words for a terminal."""
-
-    JSON = "json"
-    TEXT = "text"
 
 
 class PullPolicy(StrEnum):

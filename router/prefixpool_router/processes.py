@@ -17,7 +17,7 @@ from prometheus_client import disable_created_metrics
 from prefixpool import logs
 from prefixpool.errors import SettingsError
 from prefixpool_router.drain import Draining
-from prefixpool_router.settings import LogFormat, RouterSettings
+from prefixpool_router.settings import RouterSettings
 
 _log = logging.getLogger(__name__)
 _YOUNG_OBJECTS: Final = (
@@ -29,7 +29,7 @@ _ENOUGH_FILES: Final = 8192  # every request in flight has two connections
 def set_up(settings: RouterSettings) -> None:
     """What is set once for a whole process: log lines as the settings want them, the format of metrics."""
     disable_created_metrics()  # type: ignore[no-untyped-call]  # time stamps would double what is scraped
-    logs.setup(settings.log_level, json=settings.log_format is LogFormat.JSON)
+    logs.setup(settings.log_level, json=settings.log_format is logs.LogFormat.JSON)
 
 
 def raise_file_limit() -> None:

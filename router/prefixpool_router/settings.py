@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 from prefixpool import names
+from prefixpool.logs import LogFormat, LogLevel
 
 PREFIX: Final = "PREFIXPOOL_ROUTER"
-_SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
-
-
-class LogLevel(StrEnum):
-    """Prompt text and token ids are in no log line at any of these levels."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-class LogFormat(StrEnum):
-    """One JSON object a line for machines, or words for a terminal."""
-
-    JSON = "json"
-    TEXT = "text"
 
 
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,10 +39,10 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
     kubernetes_token_file: Annotated[
         str, Meta(description="token for the API server, read anew for each request; without the file none is sent")
-    ] = f"{_SERVICE_ACCOUNT}/token"
+    ] = f"{names.SERVICE_ACCOUNT_DIR}/token"
     kubernetes_ca_file: Annotated[
         str, Meta(description="certificates (PEM) that vouch for the API server; empty: those of the system")
-    ] = f"{_SERVICE_ACCOUNT}/ca.crt"
+    ] = f"{names.SERVICE_ACCOUNT_DIR}/ca.crt"
     served_models: Annotated[
         tuple[str, ...],
         Meta(description="models of this pool, known before any replica is: 503 instead of 404, and listed by /v1/models"),

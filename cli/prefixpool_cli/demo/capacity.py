@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from prefixpool_agent.settings import EngineKind
+from prefixpool.api.engine import EngineKind
 from prefixpool_cli.demo.workload import Kind, Workload
 
 PRESSURE: Final = 1.55  # working set over one replica's device tokens

@@ -8,7 +8,7 @@ from typing import Final
 import aiohttp
 from rich.console import Console
 
-from prefixpool_agent.settings import EngineKind
+from prefixpool.api.engine import EngineKind
 from prefixpool_cli import preflight
 from prefixpool_cli.demo import page, report, show, workload
 from prefixpool_cli.demo.capacity import device_blocks

@@ -19,7 +19,7 @@ _Many = Annotated[int, Meta(ge=1, le=10**15)]
 class Eviction(StrEnum):
     """Which KV leaves the host tier first."""
 
-    WORTH = "worth"
+    WORTH = "worth"  # least expected saving per byte
     LRU = "lru"
     ARC = "arc"
 

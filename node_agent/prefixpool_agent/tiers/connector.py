@@ -6,8 +6,9 @@ from typing import Any, Final
 
 import msgspec
 
+from prefixpool.api.kv_cache import Eviction
 from prefixpool.errors import SettingsError
-from prefixpool_agent.settings import Device, KvEviction, WorkerSettings
+from prefixpool_agent.settings import Device, WorkerSettings
 
 _TIERS: Final = "prefixpool_agent.tiers"
 _SPECS: Final = {Device.CUDA: ("CPUOffloadingSpec", "TieringOffloadingSpec"), Device.CPU: ("HostSpec", "HostDiskSpec")}
@@ -64,8 +65,8 @@ def _check(settings: WorkerSettings, shm_bytes: int | None) -> None:
         )
 
 
-def _eviction(eviction: KvEviction) -> dict[str, str]:
-    if eviction is KvEviction.WORTH:
+def _eviction(eviction: Eviction) -> dict[str, str]:
+    if eviction is Eviction.WORTH:
         return {"eviction_policy": "WorthPolicy", "cache_policy_module_path": f"{_TIERS}.worth_policy"}
     return {"eviction_policy": str(eviction)}
 

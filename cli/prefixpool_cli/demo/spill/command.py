@@ -9,9 +9,9 @@ import aiohttp
 import msgspec
 from rich.console import Console
 
+from prefixpool.api.engine import EngineKind
 from prefixpool.sizing.kv import KvDtype, bytes_per_token
 from prefixpool_agent.engines import sim
-from prefixpool_agent.settings import EngineKind
 from prefixpool_cli.demo import command, report, show, workload
 from prefixpool_cli.demo.client import RequestFailedError
 from prefixpool_cli.demo.spill import plan

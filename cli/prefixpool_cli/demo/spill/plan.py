@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from prefixpool_agent.settings import EngineKind
+from prefixpool.api.engine import EngineKind
 from prefixpool_cli.demo.capacity import CHARS_PER_TOKEN, estimated_working_set
 from prefixpool_cli.demo.workload import Workload
 from prefixpool_cli.errors import CliError
