@@ -14,6 +14,7 @@ from rich.console import Console
 from prefixpool.api.quantity import Bytes
 from prefixpool.sizing import catalogue, shape, speed
 from prefixpool.sizing.catalogue import Accelerator
+from prefixpool.sizing.inspection import Inspection
 from prefixpool.sizing.kv import CPU_BLOCK_TOKENS, DEFAULT_BLOCK_TOKENS
 from prefixpool.sizing.plan import SizingPlan, SizingRequest
 from prefixpool.sizing.plan import plan as make_plan
@@ -97,6 +98,5 @@ def find_model(named: str) -> ModelShape:
 
 
 def _from_folder(path: Path) -> ModelShape:
-    found = shape.parse(folder.config_of(path), path.resolve().name)
-    stored = folder.weight_bytes_of(path)
-    return shape.with_stored_bytes(found, stored) if stored else found
+    found = Inspection(config=folder.config_of(path), weight_bytes=folder.weight_bytes_of(path))
+    return found.shape(path.resolve().name)

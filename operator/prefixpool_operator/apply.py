@@ -5,7 +5,6 @@ Every write asks first whether this process still leads.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -14,11 +13,12 @@ from typing import assert_never
 
 from prefixpool_operator import kube
 from prefixpool_operator.actions import FIELD_MANAGER, Action, Apply, CreateOnce, Delete, FillReplicas, PatchImage
+from prefixpool_operator.controller import PoolKey
 from prefixpool_operator.election import LeadershipLostError
 from prefixpool_operator.identity import key_of
 from prefixpool_operator.kube import AlreadyExistsError, ConflictError, Content, KubeApi, KubeError, NotFoundError
 from prefixpool_operator.metrics import OperatorMetrics
-from prefixpool_operator.observe import is_foreign
+from prefixpool_operator.observe import foreign
 from prefixpool_operator.observed import Key, Raw
 
 _log = logging.getLogger(__name__)
@@ -37,36 +37,29 @@ class Applier:
 
     async def apply(self, pool: Raw, actions: Sequence[Action]) -> frozenset[Key]:
         """Names that turned out to be somebody else's. Raises KubeError at the first action that fails."""
-        foreign = await self._foreign(pool, actions)
+        theirs = await self._theirs(pool, actions)
         for action in actions:
             word, (kind, name) = type(action).__name__, target(action)
-            if (kind, name) in foreign:
+            if (kind, name) in theirs:
                 continue
             about = {"pool": pool["metadata"]["name"], "namespace": pool["metadata"]["namespace"]}
             _log.info(word, extra={**about, "object": f"{kind}/{name}", "why": action.reason})
             with self._writing(word, kind):
                 await self._do(pool, action)
-        return foreign
+        return theirs
 
     async def write_status(self, pool: Raw, status: Raw) -> None:
         """The whole status, which is nobody else's. Raises KubeError; ConflictError: it is another pool by now."""
         with self._writing("WriteStatus", kube.POOL.kind):
             await self._api.apply(kube.POOL, {**_stub(pool), "status": status}, manager=FIELD_MANAGER, subresource="status")
 
-    async def _foreign(self, pool: Raw, actions: Sequence[Action]) -> frozenset[Key]:
+    async def _theirs(self, pool: Raw, actions: Sequence[Action]) -> frozenset[Key]:
         """Of what the plan does not know of: names that exist and are somebody else's.
 
         Looked at first instead of written by a create: fields of a create would stay when a later apply leaves them out.
         """
-        meta = pool["metadata"]
-        keys = [key_of(action.object) for action in actions if isinstance(action, Apply) and action.absent]
-        found = await asyncio.gather(
-            *(
-                is_foreign(self._api, kube.resource_of(kind), meta["namespace"], name, pool=meta["name"])
-                for kind, name in keys
-            )
-        )
-        return frozenset(key for key, is_theirs in zip(keys, found, strict=True) if is_theirs)
+        absent = [key_of(action.object) for action in actions if isinstance(action, Apply) and action.absent]
+        return await foreign(self._api, PoolKey(pool["metadata"]["namespace"], pool["metadata"]["name"]), absent)
 
     async def _do(self, pool: Raw, action: Action) -> None:
         namespace = pool["metadata"]["namespace"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 
 import msgspec
 
 from prefixpool.api.status import Condition, ConditionStatus, ConditionType, PoolStatus, Reason
 from prefixpool_operator.actions import Event, EventType
+from prefixpool_operator.timestamp import stamp
 
 _ALARMS = {
     ConditionType.ACCEPTED: ConditionStatus.FALSE,
@@ -43,7 +43,7 @@ def conditions(
 
 def _condition(before: PoolStatus | None, kind: ConditionType, verdict: Verdict, generation: int, now_s: float) -> Condition:
     old = before.condition(kind) if before else None
-    since = old.last_transition_time if old is not None and old.status is verdict.status else _stamp(now_s)
+    since = old.last_transition_time if old is not None and old.status is verdict.status else stamp(now_s)
     return Condition(
         type=kind,
         status=verdict.status,
@@ -52,10 +52,6 @@ def _condition(before: PoolStatus | None, kind: ConditionType, verdict: Verdict,
         last_transition_time=since,
         observed_generation=generation,
     )
-
-
-def _stamp(now_s: float) -> str:
-    return datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def events(before: PoolStatus | None, now: tuple[Condition, ...]) -> list[Event]:

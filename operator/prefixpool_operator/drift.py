@@ -14,11 +14,12 @@ from typing import Any, Final
 import msgspec
 
 from prefixpool.api.quantity import Amount, Bytes
+from prefixpool.listing import listed
 from prefixpool_operator.actions import FIELD_MANAGER, Apply
 from prefixpool_operator.digest import digest
 from prefixpool_operator.identity import A_APPLIED, A_PUT_BACK
 from prefixpool_operator.observed import Raw
-from prefixpool_operator.pod import seconds
+from prefixpool_operator.timestamp import seconds
 
 WINDOW_S: Final = 600.0  # an edit that comes back within it is not undone again before its end
 _SHOWN: Final = 3  # fields in a message
@@ -64,7 +65,7 @@ def settle(rendered: Raw, observed: Raw | None, now_s: float) -> Outcome:
 
 def _put_back(marked: Raw, observed: Raw, edits: dict[str, Any], now_s: float) -> Outcome:
     edit = digest(edits)
-    what = f"{marked['kind']} {marked['metadata']['name']}: {_shown(edits)}"
+    what = f"{marked['kind']} {marked['metadata']['name']}: {listed(edits, _SHOWN)}"
     who = _last_editor(observed)
     before, _, at = (observed["metadata"]["annotations"].get(A_PUT_BACK) or "").partition("@")
     left_s = int(at) + WINDOW_S - now_s if before == edit and at.isdecimal() else 0.0
@@ -140,8 +141,3 @@ def _last_editor(observed: Raw) -> str:
     ]
     last = max(others, key=lambda entry: seconds(entry["time"]) if entry.get("time") else 0.0, default=None)
     return str(last.get("manager")) if last else "somebody"
-
-
-def _shown(edits: dict[str, Any]) -> str:
-    shown = ", ".join(list(edits)[:_SHOWN])
-    return f"{shown} and {len(edits) - _SHOWN} more" if len(edits) > _SHOWN else shown

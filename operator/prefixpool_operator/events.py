@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
 from typing import Final
 
 from prefixpool_operator import kube
 from prefixpool_operator.actions import FIELD_MANAGER, Event
 from prefixpool_operator.kube import AlreadyExistsError, KubeApi, KubeError
 from prefixpool_operator.observed import Raw
+from prefixpool_operator.timestamp import stamp
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class EventPoster:
 
     def _body(self, pool: Raw, event: Event) -> Raw:
         meta = pool["metadata"]
-        stamp = datetime.fromtimestamp(self._now(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = stamp(self._now())
         what = "\0".join((meta["uid"], event.type, event.reason, event.message))
         return {
             "apiVersion": kube.EVENT.api_version,
@@ -63,8 +63,8 @@ class EventPoster:
             "type": event.type,
             "reason": event.reason,
             "message": event.message[:_MESSAGE_MOST],
-            "firstTimestamp": stamp,
-            "lastTimestamp": stamp,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
             "count": 1,
             "source": {"component": FIELD_MANAGER},
             "reportingComponent": FIELD_MANAGER,

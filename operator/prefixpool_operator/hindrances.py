@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from prefixpool_operator.observed import Raw
-from prefixpool_operator.pod import read, seconds
+from prefixpool_operator.pod import read
+from prefixpool_operator.timestamp import seconds
 
 RECENT_S: Final = 600.0  # a kubelet that fails again and again says so at least every five minutes
 _ASKED: Final = 8  # objects of one pool

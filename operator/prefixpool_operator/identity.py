@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from prefixpool.api.resource import API_VERSION, GROUP, KIND
+from prefixpool_operator.actions import FIELD_MANAGER
 from prefixpool_operator.observed import Key, Raw
 
 L_POOL: Final = f"{GROUP}/pool"
@@ -76,7 +77,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         return {
             "app.kubernetes.io/name": "prefixpool",
             "app.kubernetes.io/instance": self.name,
-            "app.kubernetes.io/managed-by": "prefixpool-operator",
+            "app.kubernetes.io/managed-by": FIELD_MANAGER,
             L_POOL: self.name,
         } | ({L_COMPONENT: component.value} if component else {})
 

@@ -59,7 +59,7 @@ class Observer:
         labels = f"{L_POOL}={key.name}"
         reads = (self._api.list_all(kind, key.namespace, labels=labels) for kind in (*self._kinds, kube.POD, kube.CLAIM))
         lists, keys, taken, nodes = await asyncio.gather(
-            asyncio.gather(*reads), self._keys(pool), self._taken(key, suspects), self._inventory.nodes()
+            asyncio.gather(*reads), self._keys(pool), foreign(self._api, key, suspects), self._inventory.nodes()
         )
         *children, pods, claims = lists
         owned = [child for listed in children for child in listed] + ([keys.secret] if keys.secret else [])
@@ -103,20 +103,19 @@ class Observer:
         data = secret.get("data") or {}
         return _Keys({**secret, "data": dict.fromkeys(data, "")}, _text(data.get(KEY_ENGINE, "")))
 
-    async def _taken(self, key: PoolKey, suspects: frozenset[Key]) -> frozenset[Key]:
-        names = list(suspects)
-        found = await asyncio.gather(
-            *(is_foreign(self._api, kube.resource_of(kind), key.namespace, name, pool=key.name) for kind, name in names)
-        )
-        return frozenset(name for name, taken in zip(names, found, strict=True) if taken)
 
+async def foreign(api: KubeApi, key: PoolKey, names: Iterable[Key]) -> frozenset[Key]:
+    """Those names that an object has which is not the pool's. Raises KubeError."""
 
-async def is_foreign(api: KubeApi, resource: Resource, namespace: str, name: str, *, pool: str) -> bool:
-    """Whether an object has this name that is not the pool's. Raises KubeError."""
-    try:
-        return not is_of(await api.get(resource, namespace, name), pool)
-    except NotFoundError:
-        return False
+    async def taken(kind: str, name: str) -> bool:
+        try:
+            return not is_of(await api.get(kube.resource_of(kind), key.namespace, name), key.name)
+        except NotFoundError:
+            return False
+
+    asked = list(names)
+    found = await asyncio.gather(*(taken(*one) for one in asked))
+    return frozenset(one for one, is_taken in zip(asked, found, strict=True) if is_taken)
 
 
 def is_of(obj: Raw, pool: str) -> bool:

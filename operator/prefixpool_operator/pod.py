@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -11,6 +10,7 @@ from prefixpool.wire import Info, State
 from prefixpool_operator.identity import A_REVISION, A_ROUTER_BEFORE, L_COMPONENT
 from prefixpool_operator.observed import Raw
 from prefixpool_operator.render import router, worker
+from prefixpool_operator.timestamp import seconds
 
 A_RESTARTED: Final = "kubectl.kubernetes.io/restartedAt"  # what `kubectl rollout restart` leaves in a template
 _FAILED_STARTS: Final = 2  # restarts of a container, or of an engine, after which one that is not up counts as broken
@@ -144,11 +144,6 @@ def read(raw: Raw, info: Info | None = None) -> Pod:
         ),
         info=info,
     )
-
-
-def seconds(stamp: str) -> float:
-    """Since 1970, of a time as Kubernetes writes it."""
-    return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()
 
 
 def _ordinal(name: str) -> int:

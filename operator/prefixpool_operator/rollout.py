@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from prefixpool.listing import listed
 from prefixpool_operator.pod import Pod
 
 _SHOWN: Final = 5  # names in a message
@@ -101,8 +102,6 @@ def _steady(pod: Pod) -> bool:
 def _waits_for(own: Sequence[Pod], target: Target) -> str:
     names = sorted(pod.name for pod in own if not _steady(pod))
     missing = target.replicas - len({pod.ordinal for pod in own})
-    parts = (
-        [", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")] if names else []
-    )
+    parts = [listed(names, _SHOWN)] if names else []
     parts += [f"{missing} pods that do not exist yet"] if missing > 0 else []
     return " and ".join(parts) or "pods to be ready"

@@ -9,12 +9,14 @@ from typing import Final
 import msgspec
 
 from prefixpool.api.status import Reason
+from prefixpool.listing import listed
 from prefixpool.wire import Mode, State
 from prefixpool_operator import hindrances
 from prefixpool_operator.actions import FIELD_MANAGER
 from prefixpool_operator.observed import Node
-from prefixpool_operator.pod import Container, Pod, seconds
+from prefixpool_operator.pod import Container, Pod
 from prefixpool_operator.render import worker
+from prefixpool_operator.timestamp import seconds
 from prefixpool_operator.view import View
 
 OOM_TOLD_S: Final = 600.0  # a pod that recovered from an out-of-memory kill is told of for so long
@@ -36,8 +38,7 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
     pods: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        names = ", ".join(self.pods[:_SHOWN]) + (f" and {len(self.pods) - _SHOWN} more" if len(self.pods) > _SHOWN else "")
-        return f"{names}: {self.message}" if names else self.message
+        return f"{listed(self.pods, _SHOWN)}: {self.message}" if self.pods else self.message
 
 
 class Deadline(msgspec.Struct, frozen=True, kw_only=True):

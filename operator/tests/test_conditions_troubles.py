@@ -10,7 +10,7 @@ from prefixpool.wire import Mode, State
 from prefixpool_operator.actions import FIELD_MANAGER
 from prefixpool_operator.hindrances import RECENT_S
 from prefixpool_operator.observed import Node, Raw
-from prefixpool_operator.pod import seconds
+from prefixpool_operator.timestamp import seconds
 from prefixpool_operator.troubles import LOOK_S, OOM_TOLD_S, STUCK_S
 from prefixpool_testing.toy_cluster import NOW, STAMP, ToyCluster, info, pool
 

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from prefixpool.errors import RequestError
+from prefixpool.listing import listed
 from prefixpool.policy.candidates import UNKNOWN, Candidates
 from prefixpool.wire import Mode, Template
 from prefixpool_router.dispatch_types import NotYetError
@@ -221,10 +222,10 @@ class Fleet:
 
     def _known_model(self, model: str) -> bool:
         """Or not known to be unknown."""
+        named = model in self.settings.served_models
         if not self.replicas:
-            return not self.settings.served_models or model in self.settings.served_models
-        served = model in self.settings.served_models
-        return served or any(_serves(replica, model) for replica in self.replicas.values())
+            return named or not self.settings.served_models
+        return named or any(_serves(replica, model) for replica in self.replicas.values())
 
     # -- time
 
@@ -265,7 +266,7 @@ class Fleet:
         by_reason: dict[str, list[str]] = {}
         for name, verdict in sorted(self._verdicts.items()):
             by_reason.setdefault(verdict.why, []).append(name)
-        return "; ".join(f"{_named(names)}: {why}" for why, names in by_reason.items())
+        return "; ".join(f"{listed(names, _NAMED)}: {why}" for why, names in by_reason.items())
 
     def readiness(self, problem: str) -> tuple[bool, str]:
         """Whether clients should come here, and why (not). `problem`: the membership source's."""
@@ -282,11 +283,6 @@ class Fleet:
 
 def _nobody_waits(_places: int) -> None:
     """Until somebody does."""
-
-
-def _named(names: list[str]) -> str:
-    shown = ", ".join(names[:_NAMED])
-    return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED} more"
 
 
 def _serves(replica: Replica, model: str) -> bool:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from prefixpool.api.model import MODELS
 from prefixpool.api.spec import PoolSpec
 from prefixpool_operator.identity import A_INSPECTS, Component, Identity
 from prefixpool_operator.inspection import subject
 from prefixpool_operator.observed import Raw, Settings
 from prefixpool_operator.render import pods, volumes, worker
-from prefixpool_operator.render.container import SECURITY, from_secret
+from prefixpool_operator.render.container import SECURITY
 
 NAME: Final = "inspect"
 _MESSAGE: Final = "/dev/termination-log"
@@ -20,16 +19,12 @@ _MEMORY: Final = 1 << 30
 
 def inspection_job(identity: Identity, spec: PoolSpec, settings: Settings) -> Raw:
     """In the pool's namespace, with its volume and token, where its pods may run; without an accelerator."""
-    volume = spec.model.volume
-    claim = (
-        [{"name": "model", "persistentVolumeClaim": {"claimName": volume.claim_name, "readOnly": True}}] if volume else []
-    )
     pod = {
         **pods.common(spec),
         **pods.placement(spec),
         "restartPolicy": "Never",
         "containers": [_container(spec, settings)],
-        "volumes": [{"name": "home", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}, *claim],
+        "volumes": [{"name": "home", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}, *volumes.model_volumes(spec.model)],
     }
     found = identity.object(
         "batch/v1",
@@ -47,14 +42,13 @@ def inspection_job(identity: Identity, spec: PoolSpec, settings: Settings) -> Ra
 
 def _container(spec: PoolSpec, settings: Settings) -> Raw:
     model = spec.model
-    token = [from_secret("HF_TOKEN", model.token_secret, "token")] if model.token_secret else []
     return {
         "name": NAME,
         "image": spec.engine.image or settings.worker_image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["prefixpool-worker", "inspect", "--model", model.source, "--output", _MESSAGE],
         "args": ["--revision", model.revision] if model.revision else [],
-        "env": worker.merged({"name": "HOME", "value": volumes.HOME}, *token, *worker.given(spec)),
+        "env": worker.merged({"name": "HOME", "value": volumes.HOME}, *worker.given(spec)),
         "resources": {"requests": {"cpu": "100m", "memory": str(_MEMORY)}, "limits": {"memory": str(_MEMORY)}},
         "terminationMessagePath": _MESSAGE,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -62,6 +56,6 @@ def _container(spec: PoolSpec, settings: Settings) -> Raw:
         "volumeMounts": [
             volumes.mount("home", volumes.HOME),
             volumes.mount("tmp", "/tmp"),
-            *([volumes.mount("model", MODELS, read_only=True)] if model.volume else []),
+            *volumes.model_mounts(model),
         ],
     }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from prefixpool.api.model import MODELS
+from prefixpool import names
+from prefixpool.api.model import MODELS, Model
 from prefixpool_operator.identity import KEY_ENGINE, KEY_SALT
 from prefixpool_operator.observed import Raw
 from prefixpool_operator.render.blueprint import Blueprint
@@ -15,7 +16,6 @@ DISK: Final = "/var/lib/prefixpool/disk"
 KEYS: Final = "/etc/prefixpool/keys"
 AUTH: Final = "/etc/prefixpool/auth"
 AUTH_KEY: Final = "keys"  # data key of spec.auth.keysSecret
-TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 CLAIM: Final = "disk"  # name of the claim template; claims are `disk-<pod>`
 _RUN_BYTES: Final = 256 << 20  # the saved residency map is the largest file
@@ -56,7 +56,7 @@ def worker_volumes(plan: Blueprint) -> list[Raw]:
         _empty("home"),
         _empty("tmp"),
         _secret("engine-key", plan.identity.keys, KEY_ENGINE),
-        *_model(plan),
+        *model_volumes(plan.spec.model),
         *_disk(plan),
     ]
 
@@ -68,16 +68,20 @@ def worker_mounts(plan: Blueprint) -> list[Raw]:
         mount("home", HOME),
         mount("tmp", "/tmp"),
         mount("engine-key", KEYS, read_only=True),
-        *([mount("model", MODELS, read_only=True)] if plan.spec.model.volume else []),
+        *model_mounts(plan.spec.model),
         *([mount(CLAIM, DISK)] if plan.spec.kv_cache.disk else []),
     ]
 
 
-def _model(plan: Blueprint) -> list[Raw]:
-    volume = plan.spec.model.volume
-    if volume is None:
+def model_volumes(model: Model) -> list[Raw]:
+    """Its files, where the spec names a claim with them."""
+    if model.volume is None:
         return []
-    return [{"name": "model", "persistentVolumeClaim": {"claimName": volume.claim_name, "readOnly": True}}]
+    return [{"name": "model", "persistentVolumeClaim": {"claimName": model.volume.claim_name, "readOnly": True}}]
+
+
+def model_mounts(model: Model) -> list[Raw]:
+    return [mount("model", MODELS, read_only=True)] if model.volume else []
 
 
 def _disk(plan: Blueprint) -> list[Raw]:
@@ -139,5 +143,5 @@ def router_mounts(plan: Blueprint) -> list[Raw]:
         mount("router-tmp", "/tmp"),
         mount("keys", KEYS, read_only=True),
         *([mount("auth", AUTH, read_only=True)] if plan.spec.auth.keys_secret else []),
-        mount("token", TOKEN, read_only=True),
+        mount("token", names.SERVICE_ACCOUNT_DIR, read_only=True),
     ]

@@ -50,13 +50,11 @@ def container(plan: Blueprint) -> Raw:
 
 
 def _environment(plan: Blueprint) -> list[Raw]:
-    token = plan.spec.model.token_secret
     return merged(
         from_field(f"{PREFIX}_REPLICA", "metadata.name"),
         *variables(PREFIX, _settings(plan)),
         {"name": "HOME", "value": volumes.HOME},
         {"name": "USER", "value": "prefixpool"},  # torch asks for a name, and the user id has none in the image
-        *([from_secret("HF_TOKEN", token, "token")] if token else []),
         *given(plan.spec),
     )
 
@@ -67,8 +65,9 @@ def merged(*found: Raw) -> list[Raw]:
 
 
 def given(spec: PoolSpec) -> list[Raw]:
-    """Variables of the spec."""
-    return [_given(one) for one in spec.engine.env]
+    """Variables of the spec, behind the token for its model."""
+    token = spec.model.token_secret
+    return [*([from_secret("HF_TOKEN", token, "token")] if token else []), *map(_given, spec.engine.env)]
 
 
 def _given(one: EnvVar) -> Raw:
