@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from uuid import uuid4
 
 import pytest
+import pytest_asyncio
 
+from prefixpool_operator.kube_client import KubeClient
 from prefixpool_testing.cluster.api_server import ApiServer, api_server
+from prefixpool_testing.operated import Place
+from prefixpool_testing.operator_program import admin_client, install
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +29,19 @@ def namespace(api: ApiServer) -> Iterator[str]:
     api.kubectl("create", "namespace", name)
     yield name
     api.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(api: ApiServer) -> AsyncIterator[KubeClient]:
+    """With an operator's rights made, but no operator running."""
+    await asyncio.to_thread(install, api)
+    made = await admin_client(api)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def place(api: ApiServer, client: KubeClient) -> Iterator[Place]:
+    """A namespace for pools."""
+    with Place(api, client) as made:
+        yield made

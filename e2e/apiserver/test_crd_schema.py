@@ -12,28 +12,10 @@ from prefixpool.api.status import Condition, ConditionStatus, ConditionType, Poo
 from prefixpool.sizing.plan import LimitedBy, Source
 from prefixpool_testing.cluster.api_server import ApiServer
 from prefixpool_testing.cluster.errors import ClusterError
+from prefixpool_testing.gateway_pool import GATEWAY_CRD
 from prefixpool_testing.pool_rules import merged, pool
 
 FULL = "inferencepools.prefixpool.dev"
-GATEWAY_CRD: dict[str, Any] = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {
-        "name": "inferencepools.inference.networking.k8s.io",
-        "annotations": {"api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/gateway-api-inference-extension"},
-    },
-    "spec": {
-        "group": "inference.networking.k8s.io",
-        "scope": "Namespaced",
-        "names": {
-            "kind": "InferencePool",
-            "plural": "inferencepools",
-            "singular": "inferencepool",
-            "shortNames": ["infpool"],
-        },
-        "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {"type": "object"}}}],
-    },
-}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 import msgspec
 from aiohttp import web
 
-from prefixpool import names, wire
+from prefixpool import names
 from prefixpool_operator import kube
+from prefixpool_testing.agent_info import info
 from prefixpool_testing.cluster.api_server import ApiServer
 from prefixpool_testing.operated import Place, operated
 
@@ -27,34 +28,8 @@ class Agent:
     async def info(self, request: web.Request) -> web.Response:
         if request.headers.get("Authorization") != f"Bearer {self.key}":
             return web.Response(status=401)
-        info = wire.Info(
-            version="1",
-            replica="p-0",
-            engine="sim",
-            engine_version="1",
-            epoch=1,
-            state=wire.State.READY,
-            reason="",
-            mode=wire.Mode.PRECISE,
-            models=(),
-            block_tokens=16,
-            device_blocks=BLOCKS,
-            device_tokens=16 * BLOCKS,
-            host_bytes=0,
-            disk_bytes=0,
-            boundaries=0,
-            resident_blocks=0,
-            inflight=0,
-            running=0,
-            waiting=0,
-            restarts=0,
-            engine_pid=1,
-            uptime_s=1,
-            template=wire.Template(),
-            costs=wire.Costs(),
-            drain=wire.DrainStatus(),
-        )
-        return web.Response(body=msgspec.json.encode(info))
+        found = info("p-0", engine="sim", device_blocks=BLOCKS, device_tokens=16 * BLOCKS)
+        return web.Response(body=msgspec.json.encode(found))
 
 
 async def test_measured_blocks_correct_the_plan_and_say_so(api: ApiServer) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
 import pytest_asyncio
 
 from prefixpool_operator import kube
-from prefixpool_operator.kube_client import KubeClient
 from prefixpool_testing.cluster.api_server import ApiServer
 from prefixpool_testing.eventually import eventually
 from prefixpool_testing.operated import Place
-from prefixpool_testing.operator_program import NAMESPACE, OperatorProgram, admin_client, install
+from prefixpool_testing.operator_program import NAMESPACE, OperatorProgram
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -27,20 +25,6 @@ class Two(NamedTuple):
 
     leader: OperatorProgram
     standby: OperatorProgram
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(api: ApiServer) -> AsyncIterator[KubeClient]:
-    await asyncio.to_thread(install, api)
-    made = await admin_client(api)
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-def place(api: ApiServer, client: KubeClient) -> Iterator[Place]:
-    with Place(api, client) as made:
-        yield made
 
 
 @pytest.fixture

@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
-from prefixpool_operator.kube_client import KubeClient
 from prefixpool_testing.cluster.api_server import ApiServer
 from prefixpool_testing.eventually import eventually
 from prefixpool_testing.operated import Place
-from prefixpool_testing.operator_program import ACCOUNT, NAMESPACE, OperatorProgram, admin_client, install
+from prefixpool_testing.operator_program import ACCOUNT, NAMESPACE, OperatorProgram, install
 from prefixpool_testing.tcp_link import Link
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 # Long terms: what is tested here is that the process itself lives through it.
 FLAGS = ("--resync-s", "5", "--api-timeout-s", "3", "--lease-duration-s", "60", "--lease-renew-s", "50")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(api: ApiServer) -> AsyncIterator[KubeClient]:
-    await asyncio.to_thread(install, api)
-    made = await admin_client(api)
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-def place(api: ApiServer, client: KubeClient) -> Iterator[Place]:
-    with Place(api, client) as made:
-        yield made
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ from prefixpool_operator.observed import Key, Raw
 from prefixpool_testing.cluster.api_server import ApiServer
 from prefixpool_testing.cluster.errors import ClusterError
 from prefixpool_testing.eventually import eventually
+from prefixpool_testing.gateway_pool import GATEWAY_CRD
 from prefixpool_testing.operated import POOLS, Place, operated
 from prefixpool_testing.operator_program import ACCOUNT, NAMESPACE, OperatorProgram
 
@@ -24,39 +25,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 USER = f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}"
 RESYNC_S = 10
 SERVICE = kube.resource_of("Service")
-# The Gateway API's kind of the same name and plural, as far as names matter.
-GATEWAY_POOL = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {
-        "name": "inferencepools.inference.networking.k8s.io",
-        "annotations": {"api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/gateway-api-inference-extension"},
-    },
-    "spec": {
-        "group": "inference.networking.k8s.io",
-        "scope": "Namespaced",
-        "names": {
-            "kind": "InferencePool",
-            "plural": "inferencepools",
-            "singular": "inferencepool",
-            "shortNames": ["infpool"],
-        },
-        "versions": [
-            {
-                "name": "v1",
-                "served": True,
-                "storage": True,
-                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
-            }
-        ],
-    },
-}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(api: ApiServer) -> AsyncIterator[tuple[ApiServer, KubeClient, OperatorProgram]]:
     """With the Gateway API's InferencePool beside ours from the start."""
-    api.apply(GATEWAY_POOL)
+    api.apply(GATEWAY_CRD)
     since_bytes = api.audit_log.stat().st_size  # an API server that has just started refuses everything for a moment
     async with operated(api, "--resync-s", str(RESYNC_S)) as (client, operator):
         yield api, client, operator

@@ -20,35 +20,10 @@ from prefixpool_agent.gate.keys import KeyFile
 from prefixpool_agent.metrics import AgentMetrics
 from prefixpool_agent.publisher import Publisher
 from prefixpool_agent.server import Server
+from prefixpool_testing.agent_info import info
 
 KEY = {"authorization": "Bearer secret"}
-INFO = wire.Info(
-    version="0",
-    replica="p-0",
-    engine="sim",
-    engine_version="0",
-    epoch=1,
-    state=wire.State.READY,
-    reason="",
-    mode=wire.Mode.PRECISE,
-    models=("m",),
-    block_tokens=32,
-    device_blocks=1,
-    device_tokens=32,
-    host_bytes=0,
-    disk_bytes=0,
-    boundaries=0,
-    resident_blocks=0,
-    inflight=0,
-    running=0,
-    waiting=0,
-    restarts=0,
-    engine_pid=1,
-    uptime_s=1.0,
-    template=wire.Template(),
-    costs=wire.Costs(),
-    drain=wire.DrainStatus(),
-)
+INFO = info("p-0", engine="sim", models=("m",), block_tokens=32, device_blocks=1, device_tokens=32)
 
 Client = TestClient
 

@@ -11,38 +11,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from prefixpool import wire
 from prefixpool_operator.agents import HttpAgents, answers
 from prefixpool_operator.identity import L_COMPONENT
 from prefixpool_operator.observed import Raw
+from prefixpool_testing.agent_info import info
 
-INFO = wire.Info(
-    version="1",
-    replica="p-0",
-    engine="sim",
-    engine_version="1",
-    epoch=1,
-    state=wire.State.READY,
-    reason="",
-    mode=wire.Mode.PRECISE,
-    models=("m",),
-    block_tokens=16,
-    device_blocks=100,
-    device_tokens=1600,
-    host_bytes=0,
-    disk_bytes=0,
-    boundaries=0,
-    resident_blocks=0,
-    inflight=0,
-    running=0,
-    waiting=0,
-    restarts=0,
-    engine_pid=1,
-    uptime_s=1.0,
-    template=wire.Template(),
-    costs=wire.Costs(),
-    drain=wire.DrainStatus(),
-)
+INFO = info("p-0", engine="sim", models=("m",), device_blocks=100, device_tokens=1600)
 
 
 def pod(name: str, *, component: str = "worker", address: str = "127.0.0.1", state: str = "running") -> Raw:

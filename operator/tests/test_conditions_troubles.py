@@ -12,7 +12,8 @@ from prefixpool_operator.hindrances import RECENT_S
 from prefixpool_operator.observed import Node, Raw
 from prefixpool_operator.timestamp import seconds
 from prefixpool_operator.troubles import LOOK_S, OOM_TOLD_S, STUCK_S
-from prefixpool_testing.toy_cluster import NOW, STAMP, ToyCluster, info, pool
+from prefixpool_testing.agent_info import info
+from prefixpool_testing.toy_cluster import NOW, STAMP, ToyCluster, pool
 
 
 def settled(replicas: int = 2) -> ToyCluster:

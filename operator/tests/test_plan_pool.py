@@ -8,7 +8,8 @@ import pytest
 
 from prefixpool_operator.actions import Apply, CreateOnce, FillReplicas
 from prefixpool_operator.observed import Raw
-from prefixpool_testing.toy_cluster import STAMP, ToyCluster, info, pool
+from prefixpool_testing.agent_info import info
+from prefixpool_testing.toy_cluster import STAMP, ToyCluster, pool
 
 ALL = {"Accepted", "Sized", "Available", "Progressing", "Degraded"}
 

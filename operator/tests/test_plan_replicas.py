@@ -6,7 +6,8 @@ import pytest
 
 from prefixpool_operator.actions import FillReplicas
 from prefixpool_operator.observed import Raw
-from prefixpool_testing.toy_cluster import ToyCluster, info, pool
+from prefixpool_testing.agent_info import info
+from prefixpool_testing.toy_cluster import ToyCluster, pool
 
 BUDGET = {"kvBudget": {"residentTokens": 150_000}}  # a replica holds 61,056
 

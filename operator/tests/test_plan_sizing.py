@@ -13,7 +13,8 @@ from prefixpool.wire import State
 from prefixpool_operator.actions import Apply, Delete
 from prefixpool_operator.observed import Node, Raw
 from prefixpool_operator.troubles import LOOK_S
-from prefixpool_testing.toy_cluster import STAMP, ToyCluster, info, pool
+from prefixpool_testing.agent_info import info
+from prefixpool_testing.toy_cluster import STAMP, ToyCluster, pool
 
 GPU = "nvidia.com/gpu"
 UNKNOWN = {"model": {"source": "someone/unheard-of"}}

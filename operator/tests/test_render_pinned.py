@@ -7,7 +7,8 @@ import copy
 import msgspec
 
 from prefixpool_operator.observed import Raw
-from prefixpool_testing.toy_cluster import SETTINGS, ToyCluster, info, pool
+from prefixpool_testing.agent_info import info
+from prefixpool_testing.toy_cluster import SETTINGS, ToyCluster, pool
 
 
 def settled(spec: Raw | None = None) -> ToyCluster:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from prefixpool_operator.observed import Raw
-from prefixpool_testing.toy_cluster import SETTINGS, ToyCluster, info, pool
+from prefixpool_testing.agent_info import info
+from prefixpool_testing.toy_cluster import SETTINGS, ToyCluster, pool
 
 _ARGS = st.sampled_from(["--a", "--b", "--c", "--broken-1", "--broken-2"])
 

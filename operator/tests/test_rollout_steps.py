@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from prefixpool_operator.pod import Container, Pod
 from prefixpool_operator.rollout import Step, Target, step
-from prefixpool_testing.toy_cluster import info
+from prefixpool_testing.agent_info import info
 
 
 def pod(ordinal: int, revision: str = "old", *, ready: bool = True, value: int = 0, **changes: Any) -> Pod:
