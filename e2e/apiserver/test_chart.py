@@ -13,6 +13,7 @@ import pytest
 
 from prefixpool_testing import chart
 from prefixpool_testing.cluster.api_server import ApiServer, api_server
+from prefixpool_testing.cluster.kubectl import RESTRICTED
 
 Raw = dict[str, Any]
 
@@ -48,10 +49,7 @@ class Release:
 def server() -> Iterator[ApiServer]:
     """One of its own: on the others' the CustomResourceDefinition is not Helm's."""
     with api_server() as api:
-        labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-        api.apply(
-            *({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": n, "labels": labels}} for n in NAMESPACES)
-        )
+        api.make_namespaces(*NAMESPACES, labels=RESTRICTED)
         yield api
 
 

@@ -20,6 +20,7 @@ from prefixpool_operator.kube_client import KubeClient
 from prefixpool_operator.observed import Node, Observed, Raw, Settings
 from prefixpool_operator.plan import plan
 from prefixpool_testing.cluster.api_server import ApiServer
+from prefixpool_testing.cluster.kubectl import RESTRICTED
 from prefixpool_testing.eventually import eventually
 from prefixpool_testing.operator_program import admin_client
 
@@ -88,8 +89,7 @@ async def client(api: ApiServer) -> AsyncIterator[KubeClient]:
 def restricted(api: ApiServer) -> Iterator[str]:
     """A namespace that takes pods of the restricted profile only."""
     name = f"restricted-{uuid4().hex[:8]}"
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+    api.make_namespaces(name, labels=RESTRICTED)
     yield name
     api.kubectl("delete", "namespace", name, "--wait=false")
 

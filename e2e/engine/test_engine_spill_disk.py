@@ -141,7 +141,7 @@ def test_disk_that_hangs_holds_no_request_up__peers_62(engines: tuple[SpillEngin
     assert one.disk_events("read_late") > before
     for path in kept.files:  # let the readers go
         os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
-        path.unlink()
+        path.unlink(missing_ok=True)  # one that was let go finds no chunk in it, and may remove it first
 
 
 def test_many_at_once_under_pressure_are_right(engines: tuple[SpillEngine, SpillEngine], folder: Path) -> None:

@@ -37,7 +37,7 @@ class Place:
         self.client = client
         self.namespace = f"test-{next(_names)}"
         self.kubelet = PaperKubelet(client)
-        api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}})
+        api.make_namespaces(self.namespace)
 
     def __enter__(self) -> Self:
         return self

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ import msgspec
 from prefixpool_testing.cluster.errors import ClusterError
 from prefixpool_testing.cluster.toolchain import tool
 
+RESTRICTED: Final = {"pod-security.kubernetes.io/enforce": "restricted"}
+"""Labels of a namespace that takes pods of the restricted profile only."""
 _TIMEOUT_S: Final = 120.0
 
 
@@ -55,6 +58,13 @@ class Kubectl:
         """Objects as they would stand in a manifest; server-side apply, as the manager `kubectl`."""
         items = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
         return self.kubectl("apply", "--server-side", "-f", "-", stdin=items)
+
+    def make_namespaces(self, *names: str, labels: Mapping[str, str] | None = None) -> None:
+        """Or relabel them. A pod would be refused until the controller manager has made their ServiceAccount: waited for."""
+        meta = ({"name": name, "labels": dict(labels or {})} for name in names)
+        self.apply(*({"apiVersion": "v1", "kind": "Namespace", "metadata": one} for one in meta))
+        for name in names:
+            self.kubectl("-n", name, "wait", "--for=create", "serviceaccount/default", "--timeout=60s")
 
     def environment(self) -> dict[str, str]:
         """For a program that should reach this cluster."""

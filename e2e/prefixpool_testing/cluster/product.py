@@ -17,6 +17,7 @@ from prefixpool_operator.observed import Raw
 from prefixpool_router.state import RouterReport
 from prefixpool_testing import chart
 from prefixpool_testing.cluster import images
+from prefixpool_testing.cluster.kubectl import RESTRICTED
 from prefixpool_testing.cluster.node import Node
 from prefixpool_testing.eventually import eventually
 from prefixpool_testing.operated import POOLS, Place
@@ -28,7 +29,6 @@ OPERATOR: Final = "deployment/prefixpool-operator"
 MODEL: Final = "SmolLM2-135M-Instruct"  # what the pools of the tests serve
 POOL_S: Final = 180.0  # pods start on a busy machine
 _SERVICE: Final = kube.Resource("v1", "Service", "services")
-_RESTRICTED: Final = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
 def install(cluster: Node, router: str = images.CONTROL) -> None:
@@ -39,9 +39,9 @@ def install(cluster: Node, router: str = images.CONTROL) -> None:
 def install_objects(cluster: Node, rendered: Iterable[Raw]) -> None:
     """What a chart rendered, but for its test; operators are ready."""
     api = cluster.api
-    meta = {"name": chart.NAMESPACE, "labels": _RESTRICTED}
     sent = [one for one in rendered if "helm.sh/hook" not in one["metadata"].get("annotations", {})]
-    api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": meta}, *sent)
+    api.make_namespaces(chart.NAMESPACE, labels=RESTRICTED)
+    api.apply(*sent)
     api.kubectl("-n", chart.NAMESPACE, "rollout", "status", OPERATOR, "--timeout=120s")
 
 
@@ -66,8 +66,7 @@ class PoolPlace(Place):
         super().__init__(cluster.api, client)
         self.cluster = cluster
         self._http = http
-        meta = {"name": self.namespace, "labels": _RESTRICTED}
-        self.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": meta})
+        self.api.make_namespaces(self.namespace, labels=RESTRICTED)
 
     async def client_of(self, pool: str, key: str = "") -> PoolClient:
         """Speaks to the pool's client Service."""
