@@ -1,5 +1,7 @@
 """Throughput and latency of the router beside its peers from PyPI, in one run, as ratios.
 
+Beside it the least that an aiohttp proxy can be (`bare_proxy.py`): how much of the time is the libraries'.
+
 Four local backends (one cheap process), `wrk` with 32 connections as the client, chat bodies of 1, 32 and 128 KB in eight
 messages (groups share half of their text, as documents do), answers buffered or streamed. Targets are started one after
 another and measured in `--rounds` rounds, so that drift of the machine hits all alike; the median round is reported, and of
@@ -28,6 +30,8 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from cpu_shares import cpu_shares
 
 BACKENDS = 4
 CONNECTIONS = 32
@@ -75,6 +79,8 @@ def main() -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(rows, indent=1) + "\n")
     _print(rows)
+    for size in SIZES:
+        print(cpu_shares(rows, size, [json.dumps(_body(size, "buffered", number)).encode() for number in range(96)]))
 
 
 def _targets() -> list[Target]:
@@ -85,6 +91,7 @@ def _targets() -> list[Target]:
     return [
         Target("prefixpool", "prefix", 1, [*own, "--policy", "prefix", "{replicas}"]),
         Target("prefixpool", "prefix", 2, [*own, "--policy", "prefix", "--workers", "2", "{replicas}"]),
+        Target("bare aiohttp", "round_robin", 1, [sys.executable, "bench/bare_proxy.py", "{port}", "{urls}"]),
         Target("vllm-router", "consistent_hash", 1, [peers["vllm-router"], *urls, "--policy", "consistent_hash"]),
         Target("vllm-router", "cache_aware", 1, [peers["vllm-router"], *urls, "--policy", "cache_aware"]),
         Target("smg", "cache_aware", 1, [peers["smg"], "launch", *urls, "--policy", "cache_aware"]),
