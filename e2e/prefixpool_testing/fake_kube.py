@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Callable
 from itertools import count
@@ -19,6 +20,7 @@ class FakeKube:
     def __init__(self) -> None:
         self.objects: dict[Place, Raw] = {}
         self.calls: list[tuple[str, str, str]] = []
+        self.forced: list[str] = []  # names of what was applied by force
         self.fail: Callable[[str, str, str], Exception | None] = lambda verb, kind, name: None
         self._ids = count(1)
 
@@ -31,9 +33,11 @@ class FakeKube:
         meta = {"name": name, "namespace": namespace, **content.pop("metadata", {})}
         return self._store(resource, {"metadata": meta, **content})
 
-    async def get(self, resource: Resource, namespace: str, name: str) -> Raw:
+    async def get(self, resource: Resource, namespace: str, name: str, *, metadata_only: bool = False) -> Raw:
+        await asyncio.sleep(0)  # others have their turn, as on a network
         self._called("get", resource, name)
-        return copy.deepcopy(self._found(resource, namespace, name))
+        found = self._found(resource, namespace, name)
+        return copy.deepcopy({"metadata": found["metadata"]} if metadata_only else found)
 
     async def list_all(
         self, resource: Resource, namespace: str = "", *, labels: str = "", fields: str = "", metadata_only: bool = False
@@ -59,6 +63,7 @@ class FakeKube:
 
     async def apply(self, resource: Resource, body: Raw, *, manager: str, force: bool = True, subresource: str = "") -> Raw:
         meta = body["metadata"]
+        self.forced += [meta["name"]] if force else []
         self._called(f"apply {subresource}".strip(), resource, meta["name"])
         old = self.objects.get((resource.kind, meta.get("namespace", ""), meta["name"]))
         if old is None and "uid" in meta:

@@ -17,10 +17,10 @@ FIELD_MANAGER: Final = "prefixpool-operator"
 
 
 class Apply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Server-side apply of a child, force, as `FIELD_MANAGER`.
+    """Server-side apply of a child, as `FIELD_MANAGER`, with force unless `absent`.
 
-    `absent`: the plan knows of no such object. The shell creates it, so that another's object of that name is left alone:
-    AlreadyExists puts it into `Observed.taken` at the next look.
+    `absent`: the plan knows of no such object. If there is one, the shell does nothing at all, and the next look is told of
+    the name: the object is in `Observed.taken`, or is the pool's own that lost its label and is in `Observed.children`.
     """
 
     object: Raw

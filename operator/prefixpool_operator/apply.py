@@ -13,12 +13,11 @@ from typing import assert_never
 
 from prefixpool_operator import kube
 from prefixpool_operator.actions import FIELD_MANAGER, Action, Apply, CreateOnce, Delete, FillReplicas, PatchImage
-from prefixpool_operator.controller import PoolKey
 from prefixpool_operator.election import LeadershipLostError
 from prefixpool_operator.identity import key_of
 from prefixpool_operator.kube import AlreadyExistsError, ConflictError, Content, KubeApi, KubeError, NotFoundError
 from prefixpool_operator.metrics import OperatorMetrics
-from prefixpool_operator.observe import foreign
+from prefixpool_operator.observe import named
 from prefixpool_operator.observed import Key, Raw
 
 _log = logging.getLogger(__name__)
@@ -34,38 +33,53 @@ class Applier:
         self._leads = leads
         self._secret = secret
         self._metrics = metrics
+        self._making: set[tuple[str, str, str]] = set()  # namespace, kind and name of what is about to be created
 
     async def apply(self, pool: Raw, actions: Sequence[Action]) -> frozenset[Key]:
-        """Names that turned out to be somebody else's. Raises KubeError at the first action that fails."""
-        theirs = await self._theirs(pool, actions)
-        for action in actions:
-            word, (kind, name) = type(action).__name__, target(action)
-            if (kind, name) in theirs:
-                continue
-            about = {"pool": pool["metadata"]["name"], "namespace": pool["metadata"]["namespace"]}
-            _log.info(word, extra={**about, "object": f"{kind}/{name}", "why": action.reason})
-            with self._writing(word, kind):
-                await self._do(pool, action)
-        return theirs
+        """Names that the plan took for free and are not: then nothing is done. KubeError: the first action that failed.
+
+        They are looked at first instead of written by a create: fields of a create would stay when a later apply leaves
+        them out. An apply by the same manager takes over without a conflict, so of two pools that need one name (`a` and
+        `a-replicas` both have a Service `a-replicas`) only one makes it at a time.
+        """
+        namespace = pool["metadata"]["namespace"]
+        absent = [key_of(action.object) for action in actions if isinstance(action, Apply) and action.absent]
+        places = {(namespace, *name) for name in absent}
+        if contested := places & self._making:
+            return frozenset((kind, name) for _, kind, name in contested)
+        self._making |= places
+        try:
+            if found := await named(self._api, namespace, absent):
+                return frozenset(found)
+            return await self._carry_out(pool, actions)
+        finally:
+            self._making -= places
 
     async def write_status(self, pool: Raw, status: Raw) -> None:
         """The whole status, which is nobody else's. Raises KubeError; ConflictError: it is another pool by now."""
         with self._writing("WriteStatus", kube.POOL.kind):
             await self._api.apply(kube.POOL, {**_stub(pool), "status": status}, manager=FIELD_MANAGER, subresource="status")
 
-    async def _theirs(self, pool: Raw, actions: Sequence[Action]) -> frozenset[Key]:
-        """Of what the plan does not know of: names that exist and are somebody else's.
-
-        Looked at first instead of written by a create: fields of a create would stay when a later apply leaves them out.
-        """
-        absent = [key_of(action.object) for action in actions if isinstance(action, Apply) and action.absent]
-        return await foreign(self._api, PoolKey(pool["metadata"]["namespace"], pool["metadata"]["name"]), absent)
+    async def _carry_out(self, pool: Raw, actions: Sequence[Action]) -> frozenset[Key]:
+        about = {"pool": pool["metadata"]["name"], "namespace": pool["metadata"]["namespace"]}
+        for action in actions:
+            word, (kind, name) = type(action).__name__, target(action)
+            _log.info(word, extra={**about, "object": f"{kind}/{name}", "why": action.reason})
+            try:
+                with self._writing(word, kind):
+                    await self._do(pool, action)
+            except ConflictError:
+                if not (isinstance(action, Apply) and action.absent):
+                    raise
+                return frozenset({(kind, name)})  # somebody made it a moment ago
+        return frozenset()
 
     async def _do(self, pool: Raw, action: Action) -> None:
         namespace = pool["metadata"]["namespace"]
         match action:
             case Apply():
-                await self._api.apply(kube.resource_of(action.object["kind"]), action.object, manager=FIELD_MANAGER)
+                kind, force = kube.resource_of(action.object["kind"]), not action.absent
+                await self._api.apply(kind, action.object, manager=FIELD_MANAGER, force=force)
             case CreateOnce():
                 await self._create(action)
             case Delete():

@@ -72,7 +72,7 @@ class Content(StrEnum):
 class KubeApi(Protocol):
     """All methods raise KubeError. `namespace` is "" for what has none, and in `list_all` for every namespace."""
 
-    async def get(self, resource: Resource, namespace: str, name: str) -> Raw: ...
+    async def get(self, resource: Resource, namespace: str, name: str, *, metadata_only: bool = False) -> Raw: ...
 
     async def list_all(
         self, resource: Resource, namespace: str = "", *, labels: str = "", fields: str = "", metadata_only: bool = False

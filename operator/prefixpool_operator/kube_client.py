@@ -24,7 +24,8 @@ _log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 16
 PAGE: Final = 500  # objects of one answer; a list of pods is megabytes
-_METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+_METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _UNREACHABLE: Final = (aiohttp.ClientError, TimeoutError, OSError)
 _APPLY: Final = f"{Content.APPLY}; charset=utf-8"  # so named, the kubernetes library sends bytes as they are
 _ESCAPED: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
@@ -78,14 +79,15 @@ class KubeClient:
         for client in filter(None, (self._client, self._former)):
             await client.close()  # type: ignore[no-untyped-call]
 
-    async def get(self, resource: Resource, namespace: str, name: str) -> Raw:
-        return await self._call("GET", _path(resource, namespace, name))
+    async def get(self, resource: Resource, namespace: str, name: str, *, metadata_only: bool = False) -> Raw:
+        accept = _METADATA if metadata_only else ""
+        return await self._call("GET", _path(resource, namespace, name), accept=accept)
 
     async def list_all(
         self, resource: Resource, namespace: str = "", *, labels: str = "", fields: str = "", metadata_only: bool = False
     ) -> list[Raw]:
         path, select = _path(resource, namespace), {"labelSelector": labels, "fieldSelector": fields}
-        accept = _METADATA if metadata_only else ""
+        accept = _METADATA_LIST if metadata_only else ""
         try:
             items = await self._pages(path, {**select, "limit": str(PAGE)}, accept)
         except GoneError:  # the list changed for so long that its next page is lost

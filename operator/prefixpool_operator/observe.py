@@ -51,26 +51,29 @@ class Observer:
         self._now = now
 
     async def observe(self, key: PoolKey, suspects: frozenset[Key]) -> Observed | None:
-        """None: the pool is gone. `suspects` are names that somebody else's object had before. Raises KubeError."""
+        """None: the pool is gone. `suspects`: names that objects without the pool's label had before. Raises KubeError."""
         try:
             pool = await self._api.get(kube.POOL, *key)
         except NotFoundError:
             return None
-        labels = f"{L_POOL}={key.name}"
+        identity, labels = Identity.of(pool), f"{L_POOL}={key.name}"
+        asked = [name for name in suspects if name[0] != kube.SECRET.kind]  # the Secret is looked at in any case
         reads = (self._api.list_all(kind, key.namespace, labels=labels) for kind in (*self._kinds, kube.POD, kube.CLAIM))
-        lists, keys, taken, nodes = await asyncio.gather(
-            asyncio.gather(*reads), self._keys(pool), foreign(self._api, key, suspects), self._inventory.nodes()
+        lists, keys, by_name, nodes = await asyncio.gather(
+            asyncio.gather(*reads), self._keys(identity), named(self._api, key.namespace, asked), self._inventory.nodes()
         )
         *children, pods, claims = lists
+        ours = {name: obj for name, obj in by_name.items() if is_of(obj, identity)}
         owned = [child for listed in children for child in listed] + ([keys.secret] if keys.secret else [])
-        by_key = {key_of(child): child for child in owned}
-        makers = ((kube.STATEFUL_SET.kind, key.name), ("Job", Identity.of(pool).inspection))
+        by_key = ours | {key_of(child): child for child in owned}
+        foreign = (by_name.keys() - ours.keys()) | ({(kube.SECRET.kind, identity.keys)} if keys.foreign else set())
+        makers = ((kube.STATEFUL_SET.kind, key.name), ("Job", identity.inspection))
         stuck = subjects(map(by_key.get, makers), pods)
         infos, warnings = await asyncio.gather(self._infos(pods, keys.engine), self._warnings(key, stuck))
         return Observed(
             pool=pool,
             children=by_key,
-            taken=taken | ({(kube.SECRET.kind, Identity.of(pool).keys)} if keys.foreign else frozenset()),
+            taken=frozenset(foreign),
             pods=tuple(pods),
             claims=tuple(claims),
             nodes=nodes,
@@ -92,34 +95,45 @@ class Observer:
         except ForbiddenError:
             return ()
 
-    async def _keys(self, pool: Raw) -> _Keys:
-        identity = Identity.of(pool)
+    async def _keys(self, identity: Identity) -> _Keys:
         try:
             secret = await self._api.get(kube.SECRET, identity.namespace, identity.keys)
         except NotFoundError:
             return _Keys()
-        if not is_of(secret, identity.name):
+        if not is_of(secret, identity):
             return _Keys(foreign=True)
         data = secret.get("data") or {}
         return _Keys({**secret, "data": dict.fromkeys(data, "")}, _text(data.get(KEY_ENGINE, "")))
 
 
-async def foreign(api: KubeApi, key: PoolKey, names: Iterable[Key]) -> frozenset[Key]:
-    """Those names that an object has which is not the pool's. Raises KubeError."""
+async def named(api: KubeApi, namespace: str, names: Iterable[Key]) -> dict[Key, Raw]:
+    """Objects that have these names, whoever made them. Raises KubeError."""
 
-    async def taken(kind: str, name: str) -> bool:
+    async def read(kind: str, name: str) -> Raw | None:
         try:
-            return not is_of(await api.get(kube.resource_of(kind), key.namespace, name), key.name)
+            return await api.get(kube.resource_of(kind), namespace, name)
         except NotFoundError:
-            return False
+            return None
 
     asked = list(names)
-    found = await asyncio.gather(*(taken(*one) for one in asked))
-    return frozenset(one for one, is_taken in zip(asked, found, strict=True) if is_taken)
+    found = await asyncio.gather(*(read(*one) for one in asked))
+    return {one: obj for one, obj in zip(asked, found, strict=True) if obj is not None}
 
 
-def is_of(obj: Raw, pool: str) -> bool:
-    """Whether it bears the pool's label."""
+def is_of(obj: Raw, identity: Identity) -> bool:
+    """Whether it bears the pool's label, or lost that and still has the pool for its controller."""
+    owners = obj["metadata"].get("ownerReferences") or ()
+    return labelled(obj, identity.name) or any(ref["uid"] == identity.uid for ref in owners if ref.get("controller"))
+
+
+def unlisted(observed: Observed) -> frozenset[Key]:
+    """Children without the pool's label: only who asks for them by name finds them."""
+    pool = observed.pool["metadata"]["name"]
+    return frozenset(name for name, child in observed.children.items() if not labelled(child, pool))
+
+
+def labelled(obj: Raw, pool: str) -> bool:
+    """Whether a list of the pool's objects has it."""
     return (obj["metadata"].get("labels") or {}).get(L_POOL) == pool
 
 

@@ -42,8 +42,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """A missing object is absent from `children`; it must not stand for a list call that failed (raise instead)."""
 
     pool: Raw  # the whole InferencePool: metadata with managedFields, spec, status
-    children: Mapping[Key, Raw] = {}  # every object of ours that carries the pool's label, pods and claims excepted
-    taken: frozenset[Key] = frozenset()  # names that a child needs and an object without the pool's label has
+    children: Mapping[Key, Raw] = {}  # every object of ours, by label or by owner, pods and claims excepted
+    taken: frozenset[Key] = frozenset()  # names that a child needs and somebody else's object has
     pods: tuple[Raw, ...] = ()  # of StatefulSet, router Deployment and inspection Job
     claims: tuple[Raw, ...] = ()  # PersistentVolumeClaims of the StatefulSet
     nodes: tuple[Node, ...] | None = None  # None: the operator may not list nodes

@@ -12,14 +12,14 @@ from prefixpool_operator.apply import Applier
 from prefixpool_operator.controller import Outcome, PoolKey
 from prefixpool_operator.events import EventPoster
 from prefixpool_operator.kube import ForbiddenError, InvalidError, NotFoundError
-from prefixpool_operator.observe import Observer
+from prefixpool_operator.observe import Observer, unlisted
 from prefixpool_operator.observed import Key, Observed
 
 _NONE: Final[frozenset[Key]] = frozenset()
 
 
 class Reconciler:
-    """Remembers nothing that matters: names found taken are only looked at again, and refusals are met again."""
+    """Remembers nothing that matters: names to be looked at are found anew, and refusals are met again."""
 
     def __init__(self, observer: Observer, plan: Callable[[Observed], Plan], applier: Applier, events: EventPoster) -> None:
         self._observer = observer
@@ -35,19 +35,21 @@ class Reconciler:
         if observed is None:
             self._refused.pop(key, None)
             return Outcome(gone=True)
-        if observed.taken:
-            self._suspects[key] = observed.taken
+        suspects = observed.taken | unlisted(observed)
+        if suspects:
+            self._suspects[key] = suspects
         plan = self._plan(replace(observed, refused=self._refused.get(key, "")))
         try:
-            foreign = await self._applier.apply(observed.pool, plan.actions)
+            surprises = await self._applier.apply(observed.pool, plan.actions)
         except (ForbiddenError, InvalidError) as error:
             self._refused[key] = str(error)
             await self._tell(observed, plan)
             raise
+        if surprises:  # what was planned without them is not worth telling
+            self._suspects[key] = suspects | surprises
+            return Outcome(wake_after_s=0.0)
         await self._tell(observed, plan)
-        if foreign:
-            self._suspects[key] = observed.taken | foreign
-        if foreign or self._refused.pop(key, ""):
+        if self._refused.pop(key, ""):
             return Outcome(wake_after_s=0.0)  # the status is to say so
         return Outcome(wake_after_s=plan.wake_after_s)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 
 import pytest
@@ -51,16 +52,36 @@ async def test_a_child_is_applied_and_counted() -> None:
     assert rig.counted("actions", "Apply", "ConfigMap") == 1
 
 
+def service(name: str, pool: str) -> Apply:
+    meta = {"name": name, "namespace": "ns", "labels": {L_POOL: pool}}
+    return Apply(object={"apiVersion": "v1", "kind": "Service", "metadata": meta}, absent=True, reason="new")
+
+
 async def test_a_name_that_somebody_else_has_is_left_alone_and_told() -> None:
     rig = Rig()
     rig.api.put(SERVICE, "p", metadata={"labels": {"app": "theirs"}}, spec={"ports": []})
-    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "p", "namespace": "ns", "labels": {L_POOL: "p"}}}
-    foreign = await rig.do(
-        Apply(object=service, absent=True, reason="new"), Apply(object=config(), absent=True, reason="new")
-    )
+    foreign = await rig.do(Apply(object=config(), absent=True, reason="new"), service("p", "p"))
     assert foreign == {("Service", "p")}
     assert rig.api.objects["Service", "ns", "p"]["metadata"]["labels"] == {"app": "theirs"}
-    assert ("ConfigMap", "ns", "p-config") in rig.api.objects, "what comes after it is done"
+    assert rig.counted("actions", "Apply", "ConfigMap") is None, "nothing is done by halves"
+
+
+async def test_a_name_that_somebody_takes_at_the_last_moment_is_left_alone_and_told() -> None:
+    rig = Rig()
+    rig.api.fail = lambda verb, kind, name: ConflictError("owned by kubectl") if verb == "apply" else None
+    assert await rig.do(service("p", "p")) == {("Service", "p")}
+    assert not rig.api.forced, "an apply by force would have taken it"
+
+
+async def test_pools_made_at_the_same_moment_that_need_one_name_do_not_share_it() -> None:
+    """Pool `a`'s Service `a-replicas` and the client Service of a pool called `a-replicas`."""
+    rig = Rig()
+    both = (service("a-replicas", "a"), service("a-replicas", "a-replicas"))
+    surprised = await asyncio.gather(*map(rig.do, both))
+    assert sorted(map(len, surprised)) == [0, 1]
+    assert rig.counted("actions", "Apply", "Service") == 1
+    later = await asyncio.gather(*map(rig.do, both))
+    assert later == [{("Service", "a-replicas")}] * 2, "it is there now"
 
 
 async def test_a_child_of_another_pool_is_somebody_elses() -> None:

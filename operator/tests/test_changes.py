@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prefixpool_operator import kube
-from prefixpool_operator.changes import _WHOLE_ROUNDS, Changes
+from prefixpool_operator.changes import _WHOLE_ROUNDS, Changes, owner
 from prefixpool_operator.controller import PoolKey
 from prefixpool_operator.identity import L_POOL
 from prefixpool_operator.inventory import ClusterInventory
@@ -39,11 +39,14 @@ async def test_the_first_look_finds_all_and_the_next_ones_what_changed() -> None
     assert set(await changes(api).pools()) == {PoolKey("ns", "p"), PoolKey("other", "q")}
 
 
-@pytest.mark.parametrize("what", ["pod is new", "pod is gone", "pod changed", "pool changed", "pool is gone"])
+@pytest.mark.parametrize(
+    "what", ["pod is new", "pod is gone", "pod changed", "pool changed", "pool is gone", "secret is gone"]
+)
 async def test_whatever_changed_is_found(what: str) -> None:
     api = FakeKube()
     api.put(kube.POOL, "p")
     put_pod(api, "p-0", "p")
+    api.put(kube.SECRET, "p-keys", metadata={"labels": {L_POOL: "p"}})
     made = await settled(api)
     if what == "pod is new":
         put_pod(api, "p-1", "p")
@@ -52,8 +55,20 @@ async def test_whatever_changed_is_found(what: str) -> None:
     elif what == "pod changed":
         put_pod(api, "p-0", "p")
     else:
-        del api.objects[("Pod", "ns", "p-0") if what == "pod is gone" else ("InferencePool", "ns", "p")]
+        gone = {"pod": ("Pod", "p-0"), "pool": ("InferencePool", "p"), "secret": ("Secret", "p-keys")}
+        kind, name = gone[what.split()[0]]
+        del api.objects[kind, "ns", name]
     assert PoolKey("ns", "p") in await made.pools()
+
+
+async def test_a_child_without_the_pools_label_belongs_to_its_owner() -> None:
+    """Or a pool that somebody took the label from would not be looked at."""
+    meta = {"namespace": "ns", "name": "p", "labels": {L_POOL: "other"}}
+    reference = {"apiVersion": "prefixpool.dev/v1alpha1", "kind": "InferencePool", "name": "p", "controller": True}
+    assert owner({"metadata": {**meta, "labels": None, "ownerReferences": [reference]}}) == PoolKey("ns", "p")
+    assert owner({"metadata": {**meta, "ownerReferences": [reference]}}) == PoolKey("ns", "p")
+    of_the_gateway = {**reference, "apiVersion": "inference.networking.k8s.io/v1"}
+    assert owner({"metadata": {**meta, "ownerReferences": [of_the_gateway]}}) == PoolKey("ns", "other")
 
 
 async def test_what_did_not_change_has_its_turn_all_the_same_once_in_a_while() -> None:

@@ -158,11 +158,15 @@ async def test_a_list_whose_next_page_is_lost_is_read_anew_as_a_whole() -> None:
 
 
 async def test_only_metadata_is_asked_for_where_that_is_enough() -> None:
-    script = Script((200, {"metadata": {}, "items": None}))
+    script = Script((200, {"metadata": {}, "items": None}), (200, {"metadata": {}}))
     async with connected(script) as api:
         assert await api.list_all(SERVICE, metadata_only=True) == []
-    assert "PartialObjectMetadataList" in script.asked[0].headers["Accept"]
-    assert script.asked[0].line == "GET /api/v1/services"
+        assert await api.get(SERVICE, "ns", "p", metadata_only=True) == {"metadata": {}}
+    assert [one.headers["Accept"].split(";")[1] for one in script.asked] == [
+        "as=PartialObjectMetadataList",
+        "as=PartialObjectMetadata",
+    ]
+    assert [one.line for one in script.asked] == ["GET /api/v1/services", "GET /api/v1/namespaces/ns/services/p"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from prefixpool_operator import kube
 from prefixpool_operator.controller import PoolKey
 from prefixpool_operator.identity import L_POOL
 from prefixpool_operator.kube import ForbiddenError, UnavailableError
-from prefixpool_operator.observe import Observer
+from prefixpool_operator.observe import Observer, unlisted
 from prefixpool_operator.observed import Key, Node, Observed, Raw, Settings
 from prefixpool_testing.fake_kube import FakeKube
 
@@ -133,6 +133,35 @@ async def test_names_that_were_taken_are_looked_at_again() -> None:
     assert (await rig.look(suspects)).taken == {("Service", "p")}
     del rig.api.objects["Service", "ns", "p"]
     assert (await rig.look(suspects)).taken == NOBODY
+
+
+OWNER = {"apiVersion": "prefixpool.dev/v1alpha1", "kind": "InferencePool", "name": "p", "controller": True}
+
+
+async def test_a_child_whose_label_was_removed_is_not_taken_but_ours() -> None:
+    rig = Rig()
+    uid = rig.api.objects["InferencePool", "ns", "p"]["metadata"]["uid"]
+    rig.api.put(kube.STATEFUL_SET, "p", metadata={"ownerReferences": [{**OWNER, "uid": uid}]})
+    observed = await rig.look(frozenset({("StatefulSet", "p")}))
+    assert observed.taken == NOBODY
+    assert observed.children.keys() == {("StatefulSet", "p")}
+    assert unlisted(observed) == {("StatefulSet", "p")}
+
+
+async def test_a_child_of_a_former_pool_of_the_same_name_without_label_is_taken() -> None:
+    rig = Rig()
+    rig.api.put(kube.STATEFUL_SET, "p", metadata={"ownerReferences": [{**OWNER, "uid": "before"}]})
+    assert (await rig.look(frozenset({("StatefulSet", "p")}))).taken == {("StatefulSet", "p")}
+
+
+async def test_the_keys_whose_label_was_removed_are_still_ours() -> None:
+    rig = Rig()
+    uid = rig.api.objects["InferencePool", "ns", "p"]["metadata"]["uid"]
+    rig.api.put(kube.SECRET, "p-keys", metadata={"ownerReferences": [{**OWNER, "uid": uid}]}, data={"engine": "c2VzYW1l"})
+    observed = await rig.look(frozenset({("Secret", "p-keys")}))
+    assert observed.taken == NOBODY
+    assert observed.children["Secret", "p-keys"]["data"] == {"engine": ""}
+    assert rig.agents.keys == ["sesame"]
 
 
 @pytest.mark.parametrize("error", [UnavailableError("down"), ForbiddenError("no right")])

@@ -107,3 +107,16 @@ async def test_a_name_that_is_taken_is_planned_with_at_once_and_given_up_when_it
     del rig.api.objects["Service", "ns", "p"]
     await rig.reconcile()
     assert rig.seen[-1].taken == frozenset()
+
+
+async def test_what_was_planned_without_a_child_that_lost_its_label_is_not_told() -> None:
+    rig = Rig(actions=(Apply(object=SERVICE, absent=True, reason="new"),), status_changed=True, events=(NEWS,))
+    owner = {"kind": "InferencePool", "name": "p", "uid": rig.pool["metadata"]["uid"], "controller": True}
+    unlabelled = rig.api.put(kube.resource_of("Service"), "p", metadata={"ownerReferences": [owner]})
+    rig.api.calls.clear()
+    assert await rig.reconcile() == Outcome(wake_after_s=0.0)
+    assert rig.wrote() == []
+    rig.planned = {}
+    for _ in range(2):  # also after the plan left it as it is, because somebody insists
+        assert await rig.reconcile() == Outcome()
+        assert rig.seen[-1].children["Service", "p"] == unlabelled
