@@ -19,6 +19,7 @@ from prometheus_client import disable_created_metrics
 from prefixpool import logs, names
 from prefixpool import settings as reading
 from prefixpool.errors import SettingsError
+from prefixpool.kubernetes_names import check_label, check_subdomain
 from prefixpool_operator.serve import serve
 from prefixpool_operator.settings import PREFIX, OperatorSettings
 
@@ -77,6 +78,11 @@ def checked(settings: OperatorSettings) -> OperatorSettings:
             f"--lease-retry-s ({settings.lease_retry_s:g}) must be less than --lease-renew-s ({settings.lease_renew_s:g}), "
             f"and that less than --lease-duration-s ({settings.lease_duration_s:g})"
         )
+    for namespace in settings.namespaces:
+        check_label("--namespaces", namespace)
+    if settings.namespace:
+        check_label("--namespace", settings.namespace)
+    check_subdomain("--lease-name", settings.lease_name)
     own = _OWN_NAMESPACE.read_text().strip() if _OWN_NAMESPACE.exists() else "default"
     return msgspec.structs.replace(settings, namespace=settings.namespace or own)
 

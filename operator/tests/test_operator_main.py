@@ -36,6 +36,15 @@ def test_without_a_cluster_it_says_where_it_looks(
     assert "set KUBECONFIG" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flag", "name"),
+    [("--namespaces", "Team A"), ("--namespaces", "a,b_c"), ("--namespace", "a.b"), ("--lease-name", "Lease")],
+)
+def test_a_name_that_no_namespace_can_have_is_refused(flag: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*IMAGES, flag, name]) == 2
+    assert f"{flag} {name.rpartition(',')[2]!r}: expected lower-case letters" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("retry_s", "renew_s", "duration_s"), [(2, 10, 10), (10, 10, 15), (2, 20, 15)])
 def test_lease_terms_that_let_two_lead_are_refused(retry_s: float, renew_s: float, duration_s: float) -> None:
     settings = OperatorSettings(

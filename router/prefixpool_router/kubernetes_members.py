@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from prefixpool.errors import SettingsError
+from prefixpool.kubernetes_names import check_label
 from prefixpool_router.endpoint_slices import EndpointSlice, members_of, portless
 from prefixpool_router.kubernetes_api import ApiError, ApiServer, Deadlines, SliceApi, StaleError
 from prefixpool_router.membership import Member
@@ -137,6 +138,8 @@ def api_server(settings: RouterSettings, env: Mapping[str, str] = os.environ) ->
     """Where to look, from settings, or from what Kubernetes gives to each pod. Raises SettingsError."""
     token_file = Path(settings.kubernetes_token_file)
     namespace = settings.kubernetes_namespace or _own_namespace(token_file.with_name("namespace"))
+    check_label("--kubernetes-namespace", namespace)
+    check_label("--kubernetes-service", settings.kubernetes_service)
     return ApiServer(
         _url(settings.kubernetes_url, env), namespace, settings.kubernetes_service, token_file, settings.kubernetes_ca_file
     )

@@ -204,7 +204,7 @@ IN_A_POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "
 
 
 def settings(**values: str) -> RouterSettings:
-    return RouterSettings(kubernetes_service=SERVICE, **values)  # type: ignore[arg-type]
+    return RouterSettings(**{"kubernetes_service": SERVICE, **values})  # type: ignore[arg-type]
 
 
 def test_a_pod_finds_everything_in_its_service_account(tmp_path: Path) -> None:
@@ -224,6 +224,8 @@ def test_an_api_server_of_ipv6_is_in_brackets(tmp_path: Path) -> None:
         ({"kubernetes_namespace": "n"}, {}, "--kubernetes-url is needed"),
         ({"kubernetes_token_file": "/nowhere/token"}, IN_A_POD, "--kubernetes-namespace is needed: /nowhere/namespace"),
         ({"kubernetes_namespace": "n", "kubernetes_url": "10.0.0.1:6443"}, {}, "expected https://HOST:PORT"),
+        ({"kubernetes_namespace": "Team A"}, IN_A_POD, "--kubernetes-namespace 'Team A': expected lower-case"),
+        ({"kubernetes_namespace": "n", "kubernetes_service": "a/b"}, IN_A_POD, "--kubernetes-service 'a/b': expected"),
     ],
 )
 def test_what_is_missing_is_named(values: dict[str, str], env: dict[str, str], says: str) -> None:
