@@ -53,6 +53,10 @@ class Changes:
             if moved or place % _WHOLE_ROUNDS == self._round or now.get(key) != before.get(key)
         ]
 
+    async def known(self) -> None:
+        """Raises KubeError: NotFoundError where the cluster has no such kind."""
+        await self._pools()
+
     async def _versions(self) -> Mapping[PoolKey, _Versions]:
         pools, *children = await asyncio.gather(self._pools(), *(self._everywhere(kind, MANAGED) for kind in self._kinds))
         children.append(await self._secrets(pools))

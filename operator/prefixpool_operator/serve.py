@@ -51,10 +51,14 @@ async def serve(settings: OperatorSettings, stop: asyncio.Event, *, abort: Calla
         session = await stack.enter_async_context(aiohttp.ClientSession())
         elector = _elector(settings, await _client(settings, stack))  # a Lease must not wait behind the work
         metrics.leader.set_function(lambda: float(elector.leads()))
-        controller = _controller(settings, api, session, elector, metrics)
+        inventory = ClusterInventory(api, fresh_s=settings.resync_s / 2, clock=time.monotonic)
+        changes = _changes(settings, api, inventory)
+        reconciler = _reconciler(settings, api, inventory, session, elector, metrics)
+        controller = _controller(settings, reconciler, changes, metrics)
         triggers = Triggers(
             controller.wake,
             load_configuration,
+            changes.known,
             namespaces=settings.namespaces,
             kinds=(*_children(settings), kube.POD),
             timeout_s=settings.api_timeout_s,
@@ -127,16 +131,24 @@ def _elector(settings: OperatorSettings, api: KubeClient) -> Elector:
     )
 
 
-def _controller(
-    settings: OperatorSettings, api: KubeClient, session: aiohttp.ClientSession, elector: Elector, metrics: OperatorMetrics
-) -> Controller:
-    kinds = _children(settings)
-    inventory = ClusterInventory(api, fresh_s=settings.resync_s / 2, clock=time.monotonic)
+def _changes(settings: OperatorSettings, api: KubeClient, inventory: ClusterInventory) -> Changes:
+    kinds = (*_children(settings), kube.POD, kube.CLAIM)
+    return Changes(api, inventory, namespaces=settings.namespaces or ("",), kinds=kinds)
+
+
+def _reconciler(
+    settings: OperatorSettings,
+    api: KubeClient,
+    inventory: ClusterInventory,
+    session: aiohttp.ClientSession,
+    elector: Elector,
+    metrics: OperatorMetrics,
+) -> Reconciler:
     observer = Observer(
         api,
         inventory,
         HttpAgents(session, timeout_s=settings.agent_timeout_s),
-        kinds=kinds,
+        kinds=_children(settings),
         settings=Settings(
             worker_image=settings.worker_image,
             router_image=settings.router_image,
@@ -147,9 +159,14 @@ def _controller(
         now=time.time,
     )
     applier = Applier(api, leads=elector.leads, secret=lambda: secrets.token_urlsafe(_SECRET_BYTES), metrics=metrics)
-    changes = Changes(api, inventory, namespaces=settings.namespaces or ("",), kinds=(*kinds, kube.POD, kube.CLAIM))
+    return Reconciler(observer, plan, applier, EventPoster(api, now=time.time))
+
+
+def _controller(
+    settings: OperatorSettings, reconciler: Reconciler, changes: Changes, metrics: OperatorMetrics
+) -> Controller:
     return Controller(
-        Reconciler(observer, plan, applier, EventPoster(api, now=time.time)).reconcile,
+        reconciler.reconcile,
         changes.pools,
         pace=Pace(concurrency=settings.concurrency, resync_s=settings.resync_s),
         clock=time.monotonic,

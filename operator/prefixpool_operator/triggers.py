@@ -2,7 +2,8 @@
 
 kopf runs in a thread and event loop of its own: it cancels tasks that are not its own when it ends. Only `on.event`
 handlers are registered, because all others leave finalizers or annotations on objects. When watching ends by itself (a
-server that is down for long, a watch that is refused), it is started again; until then the resync does its work.
+server that is down for long, a watch that is refused, a CRD that was deleted), it is started again; until then the resync
+does its work. kopf asks only once which kinds there are, and never watches one that is missing then: it waits for them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kubernetes.aio.client import Configuration
 from prefixpool_operator import kube
 from prefixpool_operator.changes import MANAGED, owner
 from prefixpool_operator.controller import PoolKey
-from prefixpool_operator.kube import Resource
+from prefixpool_operator.kube import KubeError, Resource
 from prefixpool_operator.metrics import OperatorMetrics
 
 _log = logging.getLogger(__name__)
@@ -32,12 +33,16 @@ _STOP_S: Final = 5.0
 
 
 class Triggers:
-    """`wake` is called in the loop that runs `run`. `load` says where the API server is and how to log in."""
+    """`wake` is called in the loop that runs `run`. `load` says where the API server is and how to log in.
+
+    `known` raises KubeError while the cluster does not know InferencePools.
+    """
 
     def __init__(
         self,
         wake: Callable[[PoolKey], None],
         load: Callable[[], Awaitable[Configuration]],
+        known: Callable[[], Awaitable[None]],
         *,
         namespaces: tuple[str, ...],
         kinds: tuple[Resource, ...],
@@ -46,6 +51,7 @@ class Triggers:
     ) -> None:
         self._wake = wake
         self._load = load
+        self._known = known
         self._namespaces = namespaces
         self._kinds = kinds
         self._timeout_s = timeout_s
@@ -65,7 +71,11 @@ class Triggers:
             pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
 
     async def _watch(self) -> BaseException | None:
-        """One life of kopf; what ended it."""
+        """One life of kopf; what ended it, or kept it from beginning."""
+        try:
+            await self._known()
+        except KubeError as error:
+            return error
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[BaseException | None] = loop.create_future()
         stop = threading.Event()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import kopf
@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from prefixpool_operator import kube, triggers
 from prefixpool_operator.controller import PoolKey
+from prefixpool_operator.kube import NotFoundError
 from prefixpool_operator.metrics import OperatorMetrics
 from prefixpool_operator.triggers import Triggers
 from prefixpool_testing.eventually import eventually
@@ -23,8 +24,16 @@ async def load() -> Configuration:
     return Configuration(host="http://127.0.0.1:9")
 
 
-def made(registry: CollectorRegistry, wake: Callable[[PoolKey], None] = lambda key: None) -> Triggers:
-    return Triggers(wake, load, namespaces=(), kinds=(kube.POD,), timeout_s=1, metrics=OperatorMetrics(registry))
+async def known() -> None:
+    """The cluster has InferencePools."""
+
+
+def made(
+    registry: CollectorRegistry,
+    wake: Callable[[PoolKey], None] = lambda key: None,
+    known: Callable[[], Awaitable[None]] = known,
+) -> Triggers:
+    return Triggers(wake, load, known, namespaces=(), kinds=(kube.POD,), timeout_s=1, metrics=OperatorMetrics(registry))
 
 
 async def until_stopped(stop_flag: threading.Event, **_: Any) -> None:
@@ -51,6 +60,34 @@ async def test_watching_that_breaks_is_started_again(monkeypatch: pytest.MonkeyP
     await eventually(third_life, what="it is started a third time")
     assert registry.get_sample_value("prefixpool_operator_watch_restarts_total") == 2
     assert threading.current_thread().name not in lives, "kopf has a thread and a loop of its own"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_pools_are_watched_again_when_their_crd_was_deleted_and_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kopf asks once which kinds there are: if it began while pools are missing, it would never see any."""
+    there = [True, False, False, True]
+    lives: list[int] = []
+
+    async def known() -> None:
+        if not there.pop(0):
+            raise NotFoundError("the server could not find the requested resource")
+
+    async def operator(**settings: Any) -> None:
+        lives.append(len(there))
+        if len(lives) < 2:
+            raise RuntimeError("404: the CRD was deleted")
+        await until_stopped(**settings)
+
+    monkeypatch.setattr(kopf, "operator", operator)
+    monkeypatch.setattr(triggers, "_FIRST_PAUSE_S", 0.01)
+    running = asyncio.create_task(made(CollectorRegistry(), known=known).run())
+
+    async def second_life() -> bool:
+        return len(lives) == 2
+
+    await eventually(second_life, what="it is started again")
+    assert lives == [3, 0], "only while pools are known"
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -108,5 +145,5 @@ async def test_kopf_logs_in_as_the_rest_of_the_operator_does(monkeypatch: pytest
         return found
 
     metrics = OperatorMetrics(CollectorRegistry())
-    info = await Triggers(lambda key: None, load, namespaces=(), kinds=(), timeout_s=1, metrics=metrics)._login()
+    info = await Triggers(lambda key: None, load, known, namespaces=(), kinds=(), timeout_s=1, metrics=metrics)._login()
     assert (info.server, info.ca_path, info.scheme, info.token) == ("https://10.0.0.1", "/ca.crt", "Bearer", "sesame")
