@@ -8,8 +8,10 @@ from typing import Final
 
 import msgspec
 
+from prefixpool.api.quantity import Bytes
 from prefixpool.api.status import Reason
 from prefixpool.listing import listed
+from prefixpool.sizing.reasons import gib
 from prefixpool.wire import Mode, State
 from prefixpool_operator import hindrances
 from prefixpool_operator.actions import FIELD_MANAGER
@@ -193,10 +195,15 @@ def _of_container(pod: Pod, container: Container, now_s: float) -> Iterator[Trou
 def _out_of_memory(container: Container) -> str:
     field = "spec.engine.resources" if container.name == worker.NAME else "spec.router.resources"
     other = ", or lower spec.kvCache.host.memory" if container.name == worker.NAME else ""
-    return (
-        f"{container.name} was killed for using more memory than its limit of {container.memory_limit or 'the node'}: "
-        f"raise {field}.limits.memory{other}"
-    )
+    limit = f"its limit of {_size(container.memory_limit)}" if container.memory_limit else "its node has left"
+    return f"{container.name} was killed for using more memory than {limit}: raise {field}.limits.memory{other}"
+
+
+def _size(quantity: str) -> str:
+    try:
+        return gib(Bytes.parse(quantity))
+    except ValueError:
+        return quantity
 
 
 def _cause(container: Container) -> str:

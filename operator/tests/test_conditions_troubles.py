@@ -69,7 +69,7 @@ def told(**of_info: object) -> Callable[[ToyCluster], None]:
         (
             crash(reason="OOMKilled", exitCode=137),
             "OutOfMemory",
-            ("limit of 4831838208", "raise spec.engine.resources.limits.memory", "kvCache.host.memory"),
+            ("limit of 4.5 GiB", "raise spec.engine.resources.limits.memory", "kvCache.host.memory"),
         ),
         (
             waiting("ImagePullBackOff", 'Back-off pulling image "x": ErrImagePull: 401 Unauthorized'),
