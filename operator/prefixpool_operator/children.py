@@ -14,9 +14,9 @@ from prefixpool_operator.identity import KEY_ENGINE, KEY_SALT, L_COMPONENT, Comp
 from prefixpool_operator.observed import Key, Observed, Raw
 from prefixpool_operator.pinned import Pinned, pinned
 from prefixpool_operator.pod import Pod
-from prefixpool_operator.remembered import Remembered
 from prefixpool_operator.render import access, network, volumes, workloads
 from prefixpool_operator.render.blueprint import Blueprint
+from prefixpool_operator.sized import Sized
 
 STATEFUL_SET: Final = "StatefulSet"
 DEPLOYMENT: Final = "Deployment"
@@ -42,12 +42,12 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
     leaving: tuple[Key, ...] = ()  # objects that are being deleted, or belong to a former pool of this name
 
 
-def wanted(observed: Observed, plan: Blueprint, remember: Remembered, replicas: int, workers: Sequence[Pod]) -> Wanted:
+def wanted(observed: Observed, plan: Blueprint, sized: Sized, replicas: int, workers: Sequence[Pod]) -> Wanted:
     """Rendered from the plan, with what must be kept of the present."""
     identity = plan.identity
     stateful = observed.children.get((STATEFUL_SET, identity.name))
     disks = claims.settle(volumes.claim_templates(plan), stateful, observed.claims)
-    template = pinned(plan, stateful, hold=disks.hold)
+    template = pinned(plan, sized.spec_hash, stateful, hold=disks.hold)
     component = _component(observed, plan, workers)
     replica_set = workloads.stateful_set(plan, template.template, disks.templates, replicas)
     replica_set["metadata"]["annotations"] = template.annotations
@@ -55,7 +55,7 @@ def wanted(observed: Observed, plan: Blueprint, remember: Remembered, replicas: 
     objects = [
         access.service_account(identity),
         *rights,
-        remember.config_map(identity),
+        sized.remember.config_map(identity),
         network.network_policy(identity, plan.settings.operator_namespace),
         network.replicas_service(identity),
         network.client_service(identity, component),

@@ -12,7 +12,7 @@ from prefixpool.api.spec import PoolSpec
 from prefixpool.sizing.catalogue import Accelerator
 from prefixpool.sizing.reasons import gib
 from prefixpool_operator.observed import Node
-from prefixpool_operator.remembered import Device, Remembered
+from prefixpool_operator.remembered import Device, Planned
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,9 +23,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     unknown: str = ""
 
 
-def look(nodes: tuple[Node, ...] | None, remembered: Remembered, spec: PoolSpec) -> Found:
-    """The device to plan with."""
-    before = remembered.of_spec(spec)
+def look(nodes: tuple[Node, ...] | None, before: Planned | None, spec: PoolSpec) -> Found:
+    """The device to plan with. `before`: what was planned for the spec as it is."""
     device = before.device if before is not None else _of_nodes(nodes or (), spec)
     accelerator = known_device(spec.accelerator, device.product, device.memory_bytes)
     if accelerator is not None:

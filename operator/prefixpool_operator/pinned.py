@@ -29,10 +29,10 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
     revision: str
 
 
-def pinned(plan: Blueprint, existing: Raw | None, *, hold: bool = False) -> Pinned:
-    """The kept template if it was made from this spec (or `hold`), else a new one."""
+def pinned(plan: Blueprint, mark: str, existing: Raw | None, *, hold: bool = False) -> Pinned:
+    """The kept template if it was made from this spec (or `hold`), else a new one. `mark`: the spec's hash."""
     annotations = ((existing or {}).get("metadata") or {}).get("annotations") or {}
-    wanted = spec_hash(plan.spec)
+    wanted = mark
     if hold and annotations.get(A_SPEC_HASH):
         wanted = annotations[A_SPEC_HASH]
     kept = _kept(annotations) if annotations.get(A_SPEC_HASH) == wanted else None

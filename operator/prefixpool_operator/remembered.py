@@ -6,10 +6,8 @@ from typing import TypeVar
 
 import msgspec
 
-from prefixpool.api.spec import PoolSpec
 from prefixpool_operator.identity import Identity
 from prefixpool_operator.observed import Observed, Raw
-from prefixpool_operator.pinned import spec_hash
 
 T = TypeVar("T")
 
@@ -48,9 +46,9 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
         data = (observed.children.get(("ConfigMap", identity.config)) or {}).get("data") or {}
         return cls(planned=_decoded(data.get("planned"), Planned), inspected=_decoded(data.get("inspected"), Inspected))
 
-    def of_spec(self, spec: PoolSpec) -> Planned | None:
+    def of_spec(self, spec_hash: str) -> Planned | None:
         """What was planned for the spec as it is."""
-        return self.planned if self.planned is not None and self.planned.spec_hash == spec_hash(spec) else None
+        return self.planned if self.planned is not None and self.planned.spec_hash == spec_hash else None
 
     def config_map(self, identity: Identity) -> Raw:
         parts = {"planned": self.planned, "inspected": self.inspected}

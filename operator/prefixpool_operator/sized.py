@@ -42,12 +42,14 @@ class Sized(msgspec.Struct, frozen=True, kw_only=True):
     shape_source: ShapeSource | None = None
     inspected: Inspected = Inspected()
     remember: Remembered = Remembered()  # from now on
+    spec_hash: str = ""
     inspect: bool = False  # a Job is needed
 
 
 def size(observed: Observed, spec: PoolSpec, identity: Identity) -> Sized:
     """Never raises: what cannot be sized is said."""
-    known = Remembered.read(observed, identity)
+    known, mark = Remembered.read(observed, identity), spec_hash(spec)
+    before = known.of_spec(mark)
     inspected = inspection.look(observed, known, spec.model, identity)
     try:
         shape = known_shape(spec.model, spec.engine.kind, inspected.found)
@@ -57,17 +59,19 @@ def size(observed: Observed, spec: PoolSpec, identity: Identity) -> Sized:
         return _unshaped(msgspec.structs.replace(inspected, failed=str(error)), identity)
     if shape is None:
         return _unshaped(inspected, identity, _hindrance(observed, inspected.job))
-    found = device.look(observed.nodes, known, spec)
+    found = device.look(observed.nodes, before, spec)
     if found.accelerator is None:
         return _unknown(Reason.DEVICE_UNKNOWN, found.unknown, inspected)
-    blocks = _measured_blocks(observed, spec, known)
+    blocks = _measured_blocks(observed, mark, before)
     sized = _numbered(observed, spec, _planned(sizing_request(spec, shape.shape, found.accelerator), blocks))
     remember = Remembered(
-        planned=Planned(spec_hash=spec_hash(spec), device=found.device, measured_blocks=blocks),
+        planned=Planned(spec_hash=mark, device=found.device, measured_blocks=blocks),
         inspected=_document(inspected, spec) if shape.source is ShapeSource.INSPECTION else None,
     )
     message = sized.message + _no_room(observed, spec, sized)
-    return msgspec.structs.replace(sized, message=message, shape_source=shape.source, inspected=inspected, remember=remember)
+    return msgspec.structs.replace(
+        sized, message=message, shape_source=shape.source, inspected=inspected, remember=remember, spec_hash=mark
+    )
 
 
 def _no_room(observed: Observed, spec: PoolSpec, sized: Sized) -> str:
@@ -148,20 +152,19 @@ def _told(planned: SizingPlan, plan: SizingPlan) -> str:
     return f" Engines report {now:,} blocks, {abs(percent)} % {word} than the {before:,} planned."
 
 
-def _measured_blocks(observed: Observed, spec: PoolSpec, remembered: Remembered) -> int:
+def _measured_blocks(observed: Observed, mark: str, before: Planned | None) -> int:
     """The least that any engine of this spec has reported, the null block included; 0: none yet.
 
     It can only sink while the spec stays the same, so that a replica that comes and goes changes nothing.
     """
-    before = remembered.of_spec(spec)
     known = [before.measured_blocks] if before is not None and before.measured_blocks else []
-    return min([*known, *_reported(observed, spec)], default=0)
+    return min([*known, *_reported(observed, mark)], default=0)
 
 
-def _reported(observed: Observed, spec: PoolSpec) -> list[int]:
-    """By engines of pods that were made for this spec."""
+def _reported(observed: Observed, mark: str) -> list[int]:
+    """By engines of pods that were made for the spec with this hash."""
     stateful = observed.children.get(("StatefulSet", observed.pool["metadata"]["name"]))
-    if stateful is None or (stateful["metadata"].get("annotations") or {}).get(A_SPEC_HASH) != spec_hash(spec):
+    if stateful is None or (stateful["metadata"].get("annotations") or {}).get(A_SPEC_HASH) != mark:
         return []
     revision = _revision(stateful["spec"]["template"]["metadata"])
     own = {pod["metadata"]["name"] for pod in observed.pods if _revision(pod["metadata"]) == revision}

@@ -60,7 +60,7 @@ def working(observed: Observed, spec: PoolSpec, sized: Sized, planned: SizingPla
     """With a plan that fits. `planned`: as before engines corrected it, because pods are made from the spec alone."""
     plan = Blueprint(identity=view.identity, spec=spec, sizing=planned, settings=observed.settings)
     number = replicas.wanted(observed.pool, spec, sized.plan or planned)
-    wanted = children.wanted(observed, plan, sized.remember, number.number, view.workers)
+    wanted = children.wanted(observed, plan, sized, number.number, view.workers)
     names = (("Secret", view.identity.keys), *map(key_of, wanted.objects))
     taken = tuple(key for key in names if key in observed.taken)
     target = _target(plan, wanted, view)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import msgspec
+import pytest
 
+from prefixpool.api.spec import PoolSpec
+from prefixpool_operator import digest, pinned
 from prefixpool_operator.observed import Raw
 from prefixpool_testing.agent_info import info
 from prefixpool_testing.toy_cluster import SETTINGS, ToyCluster, pool
@@ -90,3 +94,17 @@ def test_a_lost_note_of_the_template_is_written_again() -> None:
 def test_rendering_is_a_function() -> None:
     first, second = settled(), settled()
     assert first.children == second.children
+
+
+def test_the_hash_of_a_spec_is_computed_once_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a millisecond or more, and five pieces of a plan ask for it."""
+    cluster = settled()
+    hashed: list[PoolSpec] = []
+
+    def given(value: Any) -> Any:
+        hashed.append(value)
+        return digest.given(value)
+
+    monkeypatch.setattr(pinned, "given", given)
+    assert cluster.plan().actions == ()
+    assert len(hashed) == 1
