@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from prefixpool_agent.tiers.chunk_file import HEAD_BYTES, Head, decode, encode
+from prefixpool_testing.engine_contract import TierContract
 from prefixpool_testing.spill_engine import BLOCK, CHUNK_BYTES, SpillEngine, spill_engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -166,16 +166,14 @@ def test_deleted_directory_is_an_empty_tier(engines: tuple[SpillEngine, SpillEng
     assert again.agrees(kept.cold)
 
 
-def test_restarted_replica_serves_an_old_prefix_from_disk(engines: tuple[SpillEngine, SpillEngine], folder: Path) -> None:
+@pytest.fixture(scope="module")
+def tiered_engine(engines: tuple[SpillEngine, SpillEngine], folder: Path) -> SpillEngine:
     _, two = engines
     two.say([1] * 40)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)  # it was deleted by a test
     two.until_disk_takes_writes()
-    kept = Kept(two, folder, "restart")
-    pid = two.worker.state()["engine"]["pid"]
-    os.killpg(pid, signal.SIGKILL)
-    two.worker.until(lambda state: state["engine"]["pid"] not in (None, pid), 60)
-    two.worker.wait_serving()
-    again = two.say(kept.prompt)
-    assert (again.ids, again.logprobs, again.cached) == (kept.device.ids, kept.device.logprobs, PROMPT - 1)
-    assert two.cached_from("disk") == PROMPT - 1
+    return two
+
+
+class TestVllmTiers(TierContract):
+    """The sim keeps the same: e2e/behaviour/test_behaviour_engine_contract.py."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ class Said(NamedTuple):
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]  # of the chosen tokens
-    margins: tuple[float, ...]  # of the chosen tokens over the next best
+    margins: tuple[float, ...]  # of the chosen tokens over the next best; infinite for the sim, which names no other
     cached: int
 
     def agrees(self, other: Said) -> bool:
@@ -56,7 +57,7 @@ class SpillEngine:
         choice = reply["choices"][0]
         cached = (reply["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0
         tops = [sorted(top.values()) for top in choice["logprobs"]["top_logprobs"]]
-        margins = tuple(top[-1] - top[-2] for top in tops)
+        margins = tuple(top[-1] - top[-2] if len(top) > 1 else inf for top in tops)
         return Said(tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"]), margins, cached)
 
     def prompt(self, seed: str, tokens: int) -> list[int]:

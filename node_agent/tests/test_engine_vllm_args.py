@@ -246,10 +246,19 @@ def test_host_memory_that_shared_memory_cannot_hold_is_refused() -> None:
     assert vllm_spec(disk, HOST._replace(shm_bytes=2_000_000))
 
 
-def test_sim_has_the_same_host_tier() -> None:
-    spec = sim_spec(settings(engine=EngineKind.SIM, block_tokens=32, host_kv_bytes=100 * 32 * 23_040), HOST)
-    assert option(spec, "--host-blocks") == "100"
-    assert "--host-blocks" not in sim_spec(settings(engine=EngineKind.SIM), HOST).argv
+def test_sim_has_the_same_tiers() -> None:
+    block_bytes = 32 * 23_040
+    host = {"engine": EngineKind.SIM, "block_tokens": 32, "host_kv_bytes": 100 * block_bytes}
+    assert option(sim_spec(settings(**host), HOST), "--host-blocks") == "100"
+    disk = {"disk_kv_dir": "/kv", "disk_kv_bytes": 900 * block_bytes, "disk_kv_shared": True, "disk_kv_free_bytes": 7}
+    spec = sim_spec(settings(**host, **disk), HOST)
+    found = [option(spec, f"--disk-{name}") for name in ("dir", "blocks", "shared", "free-bytes")]
+    assert found == ["/kv", "900", "true", "7"]
+    assert not [
+        word for word in sim_spec(settings(engine=EngineKind.SIM), HOST).argv if word.startswith(("--host-b", "--disk"))
+    ]
+    with pytest.raises(SettingsError, match="a disk tier needs host_kv_bytes"):
+        sim_spec(settings(engine=EngineKind.SIM, disk_kv_dir="/kv", disk_kv_bytes=1), HOST)
 
 
 def test_connector_of_the_users_is_refused() -> None:

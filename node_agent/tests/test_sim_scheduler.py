@@ -2,56 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from prefixpool_agent.sim.scheduler import Scheduler, SchedulerConfig, Step
 from prefixpool_agent.sim.sequence import Limits, Scope, Sequence
-from prefixpool_agent.sim.tokenizer import IM_END, SimTokenizer
-
-SIZE = 4
-CONFIG = SchedulerConfig(blocks=65, block_tokens=SIZE, max_model_len=256, max_num_seqs=8, max_num_batched_tokens=64)
-
-
-def prompt(first: int, length: int) -> list[int]:
-    return list(range(first * 1000, first * 1000 + length))
-
-
-def sequence(tokens: list[int], max_tokens: int = 1, *, scope: Scope | None = None, **limits: Any) -> Sequence:
-    limit = Limits(max_tokens=max_tokens, **{"ignore_eos": True, **limits})
-    return Sequence(tokens, limit, scope or Scope(), block_tokens=SIZE)
-
-
-class Engine:
-    """A scheduler and everything that it announced."""
-
-    def __init__(self, **changes: int) -> None:
-        self.scheduler = Scheduler(CONFIG._replace(**changes), SimTokenizer())
-        self.batches: list[list[dict[str, Any]]] = []
-
-    def step(self) -> Step:
-        step = self.scheduler.schedule()
-        self.scheduler.execute(step)
-        self.scheduler.sample(step)
-        self.batches.append(self.scheduler.take_events())
-        return step
-
-    def run(self, *sequences: Sequence) -> list[Step]:
-        for item in sequences:
-            self.scheduler.add(item)
-        steps = []
-        while self.scheduler.busy:
-            steps.append(self.step())
-            assert len(steps) < 5000
-        return steps
-
-    def events(self, kind: str, medium: str = "GPU") -> list[dict[str, Any]]:
-        return [e for batch in self.batches for e in batch if e["type"] == kind and e.get("medium") == medium]
-
-
-def reply(item: Sequence) -> list[int]:
-    return item.tokens[item.prompt_tokens :]
+from prefixpool_agent.sim.tokenizer import IM_END
+from prefixpool_testing.stepped_sim import SIZE, Engine, prompt, reply, sequence
 
 
 @pytest.mark.parametrize(("length", "cached"), [(3, 0), (4, 0), (5, 4), (32, 28), (33, 32), (35, 32)])
@@ -345,6 +300,14 @@ def test_the_host_tier_brings_evicted_prefixes_back_with_the_same_answer() -> No
     assert (again.cached, again.cached_host) == (32, 32)
     assert sum(step.restored_tokens for step in steps) == 32
     assert reply(again) == reply(first)
+
+
+def test_replies_are_kept_below_the_device_too() -> None:
+    engine = Engine(blocks=12, host_blocks=40, max_model_len=44)
+    engine.run(first := sequence(prompt(1, 9), 10))
+    engine.run(sequence(prompt(2, 43)))
+    engine.run(next_turn := sequence(first.tokens, 1))
+    assert next_turn.cached_host == 16
 
 
 def test_host_stores_describe_themselves_one_step_later() -> None:

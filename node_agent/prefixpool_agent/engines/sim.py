@@ -11,17 +11,19 @@ from prefixpool.engine_arguments import SIM, check, split
 from prefixpool_agent.engines.base import EngineSpec, Host
 from prefixpool_agent.engines.vllm import MIDDLEWARE, kv_events, reachable
 from prefixpool_agent.settings import WorkerSettings
+from prefixpool_agent.tiers import connector
 
 _BLOCK_TOKENS: Final = 32
 _STARTUP_S: Final = 60.0
 
-KV_TOKEN_BYTES: Final = 23_040  # SmolLM2-135M in bf16, to which the sim's times are fitted; it has no disk tier
+KV_TOKEN_BYTES: Final = 23_040  # SmolLM2-135M in bf16, to which the sim's times are fitted
 
 
 def sim_spec(settings: WorkerSettings, host: Host) -> EngineSpec:
     """Raises SettingsError for extra arguments that undo ours."""
     extra = split(settings.engine_args)
     check(extra, SIM)
+    connector.check(settings, shm_bytes=None)
     block_tokens = settings.block_tokens or _BLOCK_TOKENS
     served = settings.served_model_name or PurePath(settings.model).name
     argv = [
@@ -32,14 +34,20 @@ def sim_spec(settings: WorkerSettings, host: Host) -> EngineSpec:
         *("--kv-events-config", json.dumps(kv_events(settings.run_dir))),
         *("--middleware", MIDDLEWARE),
     ]
+    block_bytes = KV_TOKEN_BYTES * block_tokens
     for flag, value in (
         ("--num-gpu-blocks-override", settings.device_blocks),
         ("--max-model-len", settings.max_model_len),
         ("--max-num-seqs", settings.max_num_seqs),
-        ("--host-blocks", settings.host_kv_bytes // (KV_TOKEN_BYTES * block_tokens)),
+        ("--host-blocks", settings.host_kv_bytes // block_bytes),
     ):
         if value:
             argv += [flag, str(value)]
+    if settings.disk_kv_dir:
+        argv += [
+            *("--disk-dir", settings.disk_kv_dir, "--disk-blocks", str(settings.disk_kv_bytes // block_bytes)),
+            *("--disk-free-bytes", str(settings.disk_kv_free_bytes), "--disk-shared", str(settings.disk_kv_shared).lower()),
+        ]
     return EngineSpec(
         argv=(*argv, *extra),
         env={

@@ -29,7 +29,7 @@ def build_app(serving: Serving, *, dev_mode: bool = True) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        engine.publisher.open()
+        engine.open()
         loop = asyncio.create_task(engine.run())
         try:
             yield
@@ -37,7 +37,7 @@ def build_app(serving: Serving, *, dev_mode: bool = True) -> Starlette:
             loop.cancel()
             with suppress(asyncio.CancelledError):
                 await loop
-            await engine.publisher.close()
+            await engine.shut()
 
     return Starlette(
         routes=_routes(serving, dev_mode=dev_mode), lifespan=lifespan, exception_handlers={HTTPException: _detail}

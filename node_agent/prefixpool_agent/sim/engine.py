@@ -105,10 +105,23 @@ class Engine:
         self.metrics = metrics
         self._timing = timing
         self._time_scale = time_scale
+        self._loads = metrics.with_tiers(scheduler.below.disk) if scheduler.below.exists else None
         self._streams: dict[Sequence, _Stream] = {}
         self._wake = asyncio.Event()
         self._closed = False
         self.failed = asyncio.Event()
+
+    def open(self) -> None:
+        """Sockets for events, and the disk tier. Raises zmq.ZMQError if an endpoint cannot be bound."""
+        self.publisher.open()
+        if self.scheduler.below.disk is not None:
+            self.scheduler.below.disk.open()
+
+    async def shut(self) -> None:
+        """What `open` opened."""
+        await self.publisher.close()
+        if self.scheduler.below.disk is not None:
+            self.scheduler.below.disk.close()
 
     def submit(self, *asks: Ask) -> Generation:
         """Queue prompts; the outputs of all their replies come from the returned generation, numbered through."""
@@ -169,7 +182,7 @@ class Engine:
                 await asyncio.sleep(due_s - loop.time())
                 self._deliver(step)
                 self.publisher.publish(self.scheduler.take_events())
-            self._flush_host_events()
+            self._flush_tier_events()
             self._wake.clear()
 
     def observe_gauges(self) -> None:
@@ -180,9 +193,9 @@ class Engine:
         self.metrics.waiting_capacity.set(waiting)
         self.metrics.kv_usage.set(self.scheduler.pool.usage)
 
-    def _flush_host_events(self) -> None:
-        """vLLM runs one more step for finished requests, which announces the last stores of the host tier."""
-        if self.scheduler.host.capacity:
+    def _flush_tier_events(self) -> None:
+        """vLLM runs one more step for finished requests, which announces the last stores of the tiers below the device."""
+        if self.scheduler.below.exists:
             self.publisher.publish(self.scheduler.take_events())
 
     def _admitted(self, step: Step) -> None:
@@ -194,18 +207,27 @@ class Engine:
             if stream is not None:
                 stream.scheduled_s = now_s
                 metrics.queue_time.observe(now_s - stream.asked_s)
-            host, total, prompt = sequence.cached_host, sequence.cached, sequence.prompt_tokens
-            metrics.queries.inc(prompt)
-            metrics.hits.inc(total - host)
-            metrics.cached_device.inc(total - host)
-            if self.scheduler.host.capacity:
-                metrics.external_queries.inc(prompt - (total - host))
-                metrics.external_hits.inc(host)
-                metrics.cached_host.inc(host)
-                metrics.transferred.inc(host)
-            metrics.cached_tokens.inc(total)
-            metrics.cache_hit.inc(total - host)
-            metrics.computed.inc(prompt - total)
+            self._count_prompt(sequence)
+        if self._loads is not None:
+            host_s, disk_s = self._timing.load_s(step.shape())
+            self._loads.host_s.inc(host_s * self._time_scale)
+            self._loads.disk_s.inc(disk_s * self._time_scale)
+
+    def _count_prompt(self, sequence: Sequence) -> None:
+        metrics, total, prompt = self.metrics, sequence.cached, sequence.prompt_tokens
+        below = sequence.cached_host + sequence.cached_disk
+        metrics.queries.inc(prompt)
+        metrics.hits.inc(total - below)
+        metrics.cached_device.inc(total - below)
+        if self._loads is not None:
+            metrics.external_queries.inc(prompt - (total - below))
+            metrics.external_hits.inc(below)
+            metrics.cached_host.inc(sequence.cached_host)
+            metrics.cached_disk.inc(sequence.cached_disk)
+            metrics.transferred.inc(below)
+        metrics.cached_tokens.inc(total)
+        metrics.cache_hit.inc(total - below)
+        metrics.computed.inc(prompt - total)
 
     def _deliver(self, step: Step) -> None:
         now_s = time.monotonic()

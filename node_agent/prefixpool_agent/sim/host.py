@@ -1,9 +1,8 @@
-"""The host tier: a write-through copy of prompt blocks with its own LRU, as vLLM's offloading connector keeps it. Pure."""
+"""The host tier: a write-through copy of full blocks with its own LRU, as vLLM's offloading connector keeps it. Pure."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from prefixpool_agent.sim.pool import MEDIUM_HOST, Event, removed
@@ -40,16 +39,12 @@ class HostTier:
         self._copies[digest] = copy
         self._events.append({**stored, "medium": MEDIUM_HOST})
 
-    def match(self, digests: Sequence[bytes], start: int, end: int) -> list[Copy]:
-        """Copies that continue a prefix of `start` blocks, up to block `end`."""
-        found: list[Copy] = []
-        for digest in digests[start:end]:
-            copy = self._copies.get(digest)
-            if copy is None:
-                break
+    def get(self, digest: bytes) -> Copy | None:
+        """A copy, which counts as used."""
+        copy = self._copies.get(digest)
+        if copy is not None:
             self._copies.move_to_end(digest)
-            found.append(copy)
-        return found
+        return copy
 
     def reset(self) -> None:
         """Forget everything. vLLM emits no removals for it: `AllBlocksCleared` is all that subscribers see."""

@@ -6,6 +6,9 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from prefixpool_agent.sim.disk import DiskTier
+from prefixpool_agent.sim.tier_metrics import DiskCollector, LoadMetrics
+
 FINISH_REASONS: Final = ("stop", "length", "abort", "error", "repetition")
 _LABELS: Final = ("model_name", "engine")
 _SECONDS: Final = (
@@ -60,7 +63,8 @@ class SimMetrics:
         tiers = self._labelled("prompt_tokens_cached_by_source", "Prefix-cache hit tokens by tier.", "source")
         self.cached_device = self._child(tiers, source="device")
         self.cached_host = self._child(tiers, source="host")
-        for source in ("p2p", "disk", "external_unspecified"):
+        self.cached_disk = self._child(tiers, source="disk")
+        for source in ("p2p", "external_unspecified"):
             self._child(tiers, source=source)
         success = self._labelled("request_success", "Count of successfully processed requests.", "finished_reason")
         self.success = {reason: self._child(success, finished_reason=reason) for reason in FINISH_REASONS}
@@ -75,6 +79,12 @@ class SimMetrics:
         self.iteration_tokens = self._histogram("iteration_tokens_total", "Tokens per engine step.", _TOKENS)
         self.prefill_computed = self._histogram("request_prefill_kv_computed_tokens", "New KV tokens of a prefill.", _TOKENS)
         self._cache_config(block_tokens, blocks, max_model_len)
+
+    def with_tiers(self, disk: DiskTier | None) -> LoadMetrics:
+        """There is a tier below the device, and perhaps a disk. To be called once."""
+        if disk is not None:
+            self.registry.register(DiskCollector(disk, self._values))
+        return LoadMetrics(self.registry, self._values)
 
     def _cache_config(self, block_tokens: int, blocks: int, max_model_len: int) -> None:
         info = {

@@ -1,4 +1,5 @@
-"""Continuous batching with chunked prefill and prefix caching, step by step as vLLM's V1 scheduler. Pure: no clock, no I/O.
+"""Continuous batching with chunked prefill and prefix caching, step by step as vLLM's V1 scheduler. No clock, and no I/O but
+what a disk tier does that it is given.
 
 A step is `schedule()` (who computes what; blocks are allocated and enter the prefix cache at once, so that a request
 scheduled later in the same step already hits them), `execute()` (contents are computed, in the same order) and `sample()`.
@@ -9,7 +10,9 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
+from prefixpool_agent.sim.below import Below, Found
 from prefixpool_agent.sim.blockhash import external
+from prefixpool_agent.sim.disk import DiskTier
 from prefixpool_agent.sim.host import Copy, HostTier
 from prefixpool_agent.sim.pool import GROUP, MEDIUM_DEVICE, Block, BlockPool, Event, digest_of
 from prefixpool_agent.sim.reply import Reply
@@ -47,27 +50,27 @@ class Step(NamedTuple):
     work: list[Work]
     admitted: list[Sequence]
     preempted: int
-    restored_tokens: int
+    restored_tokens: int  # from tiers below the device
+    read_tokens: int = 0  # of these, from disk
 
     def shape(self) -> StepShape:
         decodes = [item for item in self.work if item.decodes]
         prefills = [Prefill(item.new, item.start) for item in self.work if not item.decodes]
         context = sum(item.start for item in decodes)
-        return StepShape(len(decodes), context, prefills, len(self.admitted), self.restored_tokens)
+        return StepShape(len(decodes), context, prefills, len(self.admitted), self.restored_tokens, self.read_tokens)
 
 
 class Scheduler:
     """Owns the block pool and all sequences. Not thread-safe."""
 
-    def __init__(self, config: SchedulerConfig, tokenizer: SimTokenizer) -> None:
+    def __init__(self, config: SchedulerConfig, tokenizer: SimTokenizer, disk: DiskTier | None = None) -> None:
         self.config = config
         self.pool = BlockPool(config.blocks, config.block_tokens)
-        self.host = HostTier(config.host_blocks)
+        self.below = Below(HostTier(config.host_blocks), disk)
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self._tokenizer = tokenizer
-        self._restored = 0
-        self._host_events: list[Event] = []  # announced one step after they happened, as vLLM's connector does
+        self._restored = self._read = 0  # tokens, in this step
 
     @property
     def busy(self) -> bool:
@@ -87,7 +90,7 @@ class Scheduler:
 
     def schedule(self) -> Step:
         """Decide the next step: running sequences first, then the queue in order of arrival."""
-        self._restored = 0
+        self._restored = self._read = 0
         budget, work, preempted = self._schedule_running()
         admitted: list[Sequence] = []
         while not preempted and budget > 0 and self.waiting and len(self.running) < self.config.max_num_seqs:
@@ -101,7 +104,7 @@ class Scheduler:
             budget -= item.new
             if sequence.preemptions == 0:
                 admitted.append(sequence)
-        return Step(work, admitted, preempted, self._restored)
+        return Step(work, admitted, preempted, self._restored, self._read)
 
     def execute(self, step: Step) -> None:
         """Compute the contents of the scheduled tokens, from what the blocks before them really hold."""
@@ -134,16 +137,14 @@ class Scheduler:
         return grown
 
     def take_events(self) -> list[Event]:
-        """KV events of this step: the device's own, and what the host tier did in the step before."""
-        events = self.pool.take_events() + self._host_events
-        self._host_events = self.host.take_events()
-        return events
+        """KV events of this step: the device's own, and what the tiers below did in the step before."""
+        return self.pool.take_events() + self.below.take_events()
 
     def reset(self, *, external_tiers: bool) -> bool:
         """Forget cached prefixes; False while requests hold blocks."""
         done = self.pool.reset()
         if external_tiers:
-            self.host.reset()
+            self.below.reset()
         return done
 
     def _schedule_running(self) -> tuple[int, list[Work], int]:
@@ -168,31 +169,37 @@ class Scheduler:
         size, digests = self.config.block_tokens, sequence.hashes.digests
         usable = 0 if sequence.scope.skip_cache else (len(sequence.tokens) - 1) // size  # the last token is always computed
         hits = self.pool.match(digests, usable)
-        copies = self.host.match(digests, len(hits), usable)
         whole = -(-len(sequence.tokens) // size)
         if self.pool.needs(whole, hits, 0) > self.pool.free_blocks:
             return None
+        found = self.below.match(digests, len(hits), usable)
         self.pool.touch(hits)
         sequence.blocks = list(hits)
         if hits and sequence.scope.report_full:
             self._announce(sequence, 0, len(hits))
-        self._restore(sequence, copies)
+        self._restore(sequence, found)
         sequence.computed = len(sequence.blocks) * size
         if sequence.cached < 0:
-            sequence.cached, sequence.cached_host = sequence.computed, len(copies) * size
+            sequence.cached = sequence.computed
+            sequence.cached_disk = sum(one.from_disk for one in found) * size
+            sequence.cached_host = len(found) * size - sequence.cached_disk
         count = min(len(sequence.tokens) - sequence.computed, budget)
         self._grow(sequence, count)
         return Work(sequence, sequence.computed, count)
 
-    def _restore(self, sequence: Sequence, copies: list[Copy]) -> None:
-        if not copies:
+    def _restore(self, sequence: Sequence, found: list[Found]) -> None:
+        if not found:
             return
-        first = len(sequence.blocks)
-        for block, copy in zip(self.pool.allocate(len(copies)), copies, strict=True):
+        size, first = self.config.block_tokens, len(sequence.blocks)
+        for block, (copy, _) in zip(self.pool.allocate(len(found)), found, strict=True):
             block.content, block.state = list(copy.content), copy.state
             sequence.blocks.append(block)
         self._cache(sequence, first, len(sequence.blocks))
-        self._restored += len(copies) * self.config.block_tokens
+        for index, (copy, from_disk) in enumerate(found, first):
+            if from_disk:
+                self.below.promote(sequence.hashes.digests[index], copy, self._describing(sequence, index))
+                self._read += size
+        self._restored += len(found) * size
 
     def _grow(self, sequence: Sequence, count: int) -> bool:
         """Blocks for `count` more tokens; those that this fills enter the prefix cache."""
@@ -236,15 +243,21 @@ class Scheduler:
         return event
 
     def _offload(self, sequence: Sequence, start: int, end: int) -> None:
-        if not self.host.capacity:
+        """Full blocks of prompts and replies: a reply is part of the next turn's prompt."""
+        if not self.below.exists:
             return
         size = self.config.block_tokens
-        for index in range(start // size, min(end, sequence.prompt_tokens) // size):
+        for index in range(start // size, end // size):
             block = sequence.blocks[index]
-            stored = self._stored(sequence, index, index + 1)
-            del stored["extra_keys"]  # never filled for tiers below the device
-            stored.pop("session_id", None)
-            self.host.store(sequence.hashes.digests[index], Copy(tuple(block.content), block.state), stored)
+            copy = Copy(tuple(block.content), block.state)
+            self.below.store(sequence.hashes.digests, index, copy, self._describing(sequence, index))
+
+    def _describing(self, sequence: Sequence, index: int) -> Event:
+        """`BlockStored` of one block as tiers below the device tell it: without keys, which are never filled there."""
+        stored = self._stored(sequence, index, index + 1)
+        del stored["extra_keys"]
+        stored.pop("session_id", None)
+        return stored
 
     def _seed(self, sequence: Sequence) -> bytes:
         """What the reply follows from: the contents of the prompt's blocks as they are, and which reply is asked for."""

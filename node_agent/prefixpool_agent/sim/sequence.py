@@ -46,6 +46,7 @@ class Sequence:
         self.computed = 0  # tokens whose KV is in `blocks`
         self.cached = -1  # tokens found in the cache when it was first scheduled; -1 = never scheduled
         self.cached_host = 0  # of these, restored from the host tier
+        self.cached_disk = 0  # and from disk
         self.preemptions = 0
         self.reply: Reply | None = None
         self.finish: str | None = None  # "stop", "length", "abort"

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
 from prometheus_client import CollectorRegistry
 
+from prefixpool import names
 from prefixpool.errors import SettingsError
 from prefixpool_agent.sim.api import build_app
+from prefixpool_agent.sim.disk import DiskTier
 from prefixpool_agent.sim.engine import Engine
 from prefixpool_agent.sim.events import EventPublisher
 from prefixpool_agent.sim.metrics import SimMetrics
@@ -40,7 +44,7 @@ def build_serving(settings: SimSettings) -> Serving:
         max_model_len=config.max_model_len,
     )
     engine = Engine(
-        Scheduler(config, tokenizer),
+        Scheduler(config, tokenizer, _disk_tier(settings)),
         settings.timing(),
         EventPublisher(settings.events()),
         metrics,
@@ -48,6 +52,16 @@ def build_serving(settings: SimSettings) -> Serving:
     )
     models = Models(settings.model, settings.names, settings.adapters)
     return Serving(engine, tokenizer, ChatTemplate(renders_tools=not settings.ignore_tools), models)
+
+
+def _disk_tier(settings: SimSettings) -> DiskTier | None:
+    config = settings.disk()
+    if config is None:
+        return None
+    tier = DiskTier(config, settings.model, settings.block_size)
+    if run_dir := os.environ.get(names.ENV_RUN_DIR):
+        Path(run_dir, names.RUN_DISK_FOLDER).write_text(str(tier.folder))  # for the agent
+    return tier
 
 
 def wrap(app: Any, middleware: tuple[str, ...]) -> Any:

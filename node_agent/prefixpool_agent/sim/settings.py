@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
 from prefixpool.errors import SettingsError
+from prefixpool_agent.sim.disk import DiskConfig
 from prefixpool_agent.sim.events import KvEventsConfig
 from prefixpool_agent.sim.scheduler import SchedulerConfig
 from prefixpool_agent.sim.timing import TimingModel
@@ -34,6 +36,10 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: Annotated[int, msgspec.Meta(description="sequences that run at once", ge=1)] = 256
     max_num_batched_tokens: Annotated[int, msgspec.Meta(description="tokens computed in one step", ge=1)] = 2048
     host_blocks: Annotated[int, msgspec.Meta(description="blocks of the host tier; 0 = none", ge=0)] = 0
+    disk_dir: Annotated[str, _about("folder of the disk tier, below the host tier; empty: none")] = ""
+    disk_blocks: Annotated[int, msgspec.Meta(description="blocks of the disk tier; 0 = none", ge=0)] = 0
+    disk_shared: Annotated[bool, _about("other sims use the folder, too")] = False
+    disk_free_bytes: Annotated[int, msgspec.Meta(description="bytes of the disk that are left free", ge=0)] = 1 << 30
     kv_events_config: Annotated[str, _about("JSON as vLLM's flag of this name; empty: no events")] = ""
     ignore_tools: Annotated[bool, _about("the chat template ignores tools and tool calls")] = False
     time_scale: Annotated[
@@ -47,7 +53,8 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
         _TIMING.prefill_s2
     )
     request_s: Annotated[float, _about("plus for each request that begins")] = _TIMING.request_s
-    restore_s_per_token: Annotated[float, _about("plus for each token restored from the host tier")] = _TIMING.restore_s
+    restore_s_per_token: Annotated[float, _about("plus for each token restored from below the device")] = _TIMING.restore_s
+    read_s_per_token: Annotated[float, _about("plus for each of them that is read from disk")] = _TIMING.read_s
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -62,6 +69,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
             prefill_s2=self.prefill_s_per_token2,
             request_s=self.request_s,
             restore_s=self.restore_s_per_token,
+            read_s=self.read_s_per_token,
         )
 
     def scheduler(self) -> SchedulerConfig:
@@ -80,6 +88,14 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
             max_num_batched_tokens=self.max_num_batched_tokens,
             host_blocks=self.host_blocks,
         )
+
+    def disk(self) -> DiskConfig | None:
+        """Raises SettingsError for a disk tier without a folder, without room, or without a host tier above it."""
+        if not self.disk_dir and not self.disk_blocks:
+            return None
+        if not (self.disk_dir and self.disk_blocks and self.host_blocks):
+            raise SettingsError("a disk tier needs --disk-dir, --disk-blocks and --host-blocks")
+        return DiskConfig(Path(self.disk_dir), self.disk_blocks, self.disk_free_bytes, self.disk_shared)
 
     def events(self) -> KvEventsConfig:
         """Raises SettingsError if the JSON is not what vLLM accepts."""

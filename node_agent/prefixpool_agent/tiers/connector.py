@@ -31,7 +31,7 @@ def kv_transfer(settings: WorkerSettings, shm_bytes: int | None = None) -> dict[
     On CUDA the copies between device and host are vLLM's own, on CPU ours (`specs`); what is above and below is the same.
     `shm_bytes` are free in /dev/shm, where vLLM keeps host memory that several of its processes use.
     """
-    _check(settings, shm_bytes)
+    check(settings, shm_bytes)
     if not settings.host_kv_bytes:
         return None
     disk = _disk(settings)
@@ -52,7 +52,8 @@ def kv_transfer(settings: WorkerSettings, shm_bytes: int | None = None) -> dict[
     }
 
 
-def _check(settings: WorkerSettings, shm_bytes: int | None) -> None:
+def check(settings: WorkerSettings, shm_bytes: int | None) -> None:
+    """Raises SettingsError for tiers that no engine could have."""
     if bool(settings.disk_kv_dir) != bool(settings.disk_kv_bytes):
         raise SettingsError("a disk tier needs both disk_kv_dir and disk_kv_bytes")
     if settings.disk_kv_dir and not settings.host_kv_bytes:

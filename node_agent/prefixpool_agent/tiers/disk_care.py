@@ -23,12 +23,11 @@ class Care:
         self._every_s = SHARED_S if shared else ALONE_S
         self._soon = threading.Event()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="prefixpool-disk-care")
-        self.used_bytes = 0  # as last counted: reading it asks no disk
 
-    def start(self) -> None:
-        """Returns at once; what is there is known when it has been read."""
-        self._thread.start()
+    def start(self, *, wait: bool = False) -> None:
+        """Returns at once, and what is there is known when it has been read; with `wait` it is known on return."""
+        first_s = self._look() if wait else None
+        threading.Thread(target=self._run, args=(first_s,), daemon=True, name="prefixpool-disk-care").start()
 
     def soon(self) -> None:
         """Something failed."""
@@ -40,9 +39,10 @@ class Care:
         self._soon.set()
         self._store.close()
 
-    def _run(self) -> None:
+    def _run(self, pause_s: float | None) -> None:
         while not self._stopped.is_set():
-            self._soon.wait(self._look())
+            self._soon.wait(self._look() if pause_s is None else pause_s)
+            pause_s = None
             self._soon.clear()
             self._stopped.wait(SOON_S)
 
@@ -54,5 +54,4 @@ class Care:
         except StoreError as error:
             _log.error("disk tier: %s", error)
             return SOON_S
-        self.used_bytes = self._store.used
         return self._every_s

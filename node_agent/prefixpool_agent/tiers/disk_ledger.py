@@ -53,6 +53,7 @@ class Ledger:
         self._used = directory / "used"
         self._lock = directory / "collector"
         self._capacity = capacity
+        self.last = 0  # the count when it was last read or changed: looking at it asks no disk
         self._collector: int | None = None  # descriptor of the lock file, while the lock is ours
 
     def close(self) -> None:
@@ -75,6 +76,7 @@ class Ledger:
                 count = max(0, (_COUNT.unpack(raw)[0] if len(raw) == _COUNT.size else 0) + change)
                 if most is not None and count > most:
                     return -1
+                self.last = count
                 if change:
                     os.pwrite(descriptor, _COUNT.pack(count), 0)
                 return count

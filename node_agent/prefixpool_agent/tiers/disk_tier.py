@@ -213,7 +213,7 @@ class DiskTier(SecondaryTierManager):  # type: ignore[misc]
     def get_stats(self) -> OffloadingConnectorStats:
         """Since the last call."""
         stats = OffloadingConnectorStats()
-        stats.set_gauge("prefixpool:disk_used_bytes", self._care.used_bytes)
+        stats.set_gauge("prefixpool:disk_used_bytes", self._store.last_used)
         stats.set_gauge("prefixpool:disk_capacity_bytes", self._options.capacity_bytes)
         stats.set_gauge("prefixpool:disk_chunks", len(self._store))
         for event, count in dict(self._store.counts).items():

@@ -1,0 +1,69 @@
+"""Tiers below the device: what left the device comes back from there, bit for bit, and outlives the engine on disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from prefixpool_testing.engine_contract.asks import BLOCK
+from prefixpool_testing.engine_worker import listening
+from prefixpool_testing.spill_engine import Said, SpillEngine
+
+PROMPT = 10 * BLOCK + 1
+CHUNKS = PROMPT // BLOCK
+
+
+class TierContract:
+    """Of one engine with host memory and disk: the fixture `tiered_engine`."""
+
+    def test_prefix_that_left_the_device_is_restored_from_host_memory(self, tiered_engine: SpillEngine) -> None:
+        prompt, device = kept(tiered_engine, "left the device")
+        before = tiered_engine.cached_from("host")
+        tiered_engine.reset()
+        assert tiered_engine.say(prompt) == device
+        assert tiered_engine.cached_from("host") == before + PROMPT - 1
+
+    def test_prefix_that_left_host_memory_is_restored_from_disk(self, tiered_engine: SpillEngine) -> None:
+        prompt, device = kept(tiered_engine, "left host memory")
+        before = tiered_engine.cached_from("disk")
+        tiered_engine.reset(host=True)
+        assert tiered_engine.say(prompt) == device
+        assert tiered_engine.cached_from("disk") == before + PROMPT - 1
+        tiered_engine.reset()
+        assert tiered_engine.say(prompt) == device
+        assert tiered_engine.cached_from("disk") == before + PROMPT - 1, "it is in host memory again"
+
+    def test_tiers_tell_what_they_hold_by_the_hashes_of_the_device(self, tiered_engine: SpillEngine) -> None:
+        with listening(tiered_engine.worker.run_dir) as events:
+            tokens = tiered_engine.prompt("told by each tier", PROMPT)
+            tiered_engine.say(tokens)
+
+            def hashes(seen: list[dict[str, object]], medium: str) -> list[object]:
+                stored = [event for event in seen if event["type"] == "BlockStored" and event.get("medium") == medium]
+                return [hash_ for event in stored for hash_ in event["block_hashes"]]  # type: ignore[attr-defined]
+
+            def all_told(seen: list[dict[str, object]]) -> bool:
+                tiered_engine.say([1] * 4, tokens=1)  # events leave with a step of the engine
+                device = set(hashes(seen, "GPU")[:CHUNKS])
+                return len(device) == CHUNKS and all(device <= set(hashes(seen, tier)) for tier in ("CPU", "STORAGE"))
+
+            assert events.wait(all_told)
+
+    def test_prefix_is_restored_from_disk_after_the_engine_was_killed(self, tiered_engine: SpillEngine) -> None:
+        prompt, device = kept(tiered_engine, "outlives the engine")
+        worker = tiered_engine.worker
+        pid = worker.state()["engine"]["pid"]
+        os.killpg(pid, signal.SIGKILL)
+        worker.until(lambda state: state["engine"]["pid"] not in (None, pid), 60)
+        worker.wait_serving()
+        assert tiered_engine.say(prompt) == device
+        assert tiered_engine.cached_from("disk") == PROMPT - 1
+
+
+def kept(engine: SpillEngine, name: str) -> tuple[list[int], Said]:
+    """A prompt that is on disk, and the answer with all of it found on the device."""
+    prompt, written = engine.prompt(name, PROMPT), engine.disk_events("written")
+    cold, device = engine.say(prompt), engine.say(prompt)
+    assert (cold.cached, device.cached) == (0, PROMPT - 1)
+    engine.written(written + CHUNKS)
+    return prompt, device
