@@ -17,9 +17,10 @@ from prefixpool_cli.demo.capacity import estimated_working_set
 from prefixpool_cli.demo.greedy import Difference
 from prefixpool_cli.demo.report import ArmTokens, Setup, to_json
 from prefixpool_cli.demo.samples import Arm, Sample, Tokens
-from prefixpool_cli.demo.spill import figures, plan, report
+from prefixpool_cli.demo.spill import command, counters, figures, plan, report, ttft
 from prefixpool_cli.demo.spill.figures import Death, TierTokens
 from prefixpool_cli.demo.spill.report import Passed
+from prefixpool_cli.demo.spill.ttft import Probe, TierTimes, Way
 from prefixpool_cli.errors import CliError
 
 BLOCK = 4
@@ -43,8 +44,19 @@ def test_the_sim_runs_what_it_can_and_says_what_it_cannot() -> None:
     assert plan.arms([], EngineKind.VLLM) == list(plan.ARMS)
     with pytest.raises(CliError, match=r"the sim has no disk tier: host_disk needs --engine vllm"):
         plan.arms(["device", "host_disk"], EngineKind.SIM)
+
+
+def test_arms_that_cannot_be_run_or_judged_are_refused() -> None:
     with pytest.raises(CliError, match="no such arm: nvme"):
         plan.arms(["nvme"], EngineKind.VLLM)
+    with pytest.raises(CliError, match="ttft sends no workload"):
+        plan.arms(["ttft"], EngineKind.VLLM)
+
+
+def test_a_device_holds_the_longest_timed_prompt_and_host_memory_twice_as_much() -> None:
+    size = plan.timed_sizes(32, 46_080)
+    assert size.max_model_len == (size.device_blocks - 1) * 32 >= 4097 + 32
+    assert size.host_bytes >= 2 * 4097 * 46_080
 
 
 def test_the_work_is_four_times_the_device_and_the_host_holds_half_of_it() -> None:
@@ -109,6 +121,62 @@ def test_answers_that_the_device_alone_gave_too_need_no_second_look() -> None:
     assert (found.compared, found.equal, found.wrong) == (3, 2, 1)
 
 
+def probes(tokens: int, cold_s: float, device_s: float, host_s: float, disk_s: float) -> list[Probe]:
+    seconds = {Way.COLD: cold_s, Way.DEVICE: device_s, Way.HOST: host_s, Way.DISK: disk_s}
+    return [
+        Probe(tokens, way, took, TierTokens() if way is Way.COLD else TierTokens(**{way: tokens - 1}))
+        for way, took in seconds.items()
+    ]
+
+
+def test_times_are_medians_of_what_came_from_where_it_should() -> None:
+    stray = Probe(1025, Way.DISK, 9.0, TierTokens(host=1024))
+    seen = ttft.tier_times([*probes(1025, 1, 0.02, 0.03, 0.05), *probes(1025, 3, 0.04, 0.05, 0.07), stray])
+    assert list(seen) == ["1025"]
+    assert seen["1025"] == TierTimes(
+        cold_s=2.0, device_s=pytest.approx(0.03), host_s=pytest.approx(0.04), disk_s=pytest.approx(0.06), probes=9, strays=1
+    )
+
+
+def met(seen: dict[str, TierTimes]) -> dict[str, bool]:
+    return {goal.goal: goal.met for goal in ttft.ttft_goals(seen)}
+
+
+def test_restores_are_judged_against_device_hits_and_the_longest_against_cold_too() -> None:
+    good = ttft.tier_times([*probes(1025, 0.2, 0.02, 0.03, 0.05), *probes(4097, 1, 0.04, 0.07, 0.15)])
+    assert met(good) == {
+        "1025 tokens: host restore / device hit: at most 1.8": True,
+        "1025 tokens: disk restore / device hit: at most 4": True,
+        "4097 tokens: host restore / device hit: at most 1.8": True,
+        "4097 tokens: disk restore / device hit: at most 4": True,
+        "4097 tokens: disk restore / cold: at most 0.15": True,
+        "timed prefixes came whole from where they should": True,
+    }
+    bad = met(ttft.tier_times([*probes(1025, 0.2, 0.02, 0.03, 0.09), *probes(4097, 1, 0.04, 0.08, 0.155)]))
+    assert [words for words, reached in bad.items() if not reached] == [
+        "1025 tokens: disk restore / device hit: at most 4",
+        "4097 tokens: host restore / device hit: at most 1.8",
+        "4097 tokens: disk restore / cold: at most 0.15",
+    ]
+
+
+def test_a_restore_that_was_never_seen_is_no_fast_one() -> None:
+    strays = [Probe(4097, way, 0.1, TierTokens()) for way in Way if way is not Way.COLD]
+    assert not any(met(ttft.tier_times([Probe(4097, Way.COLD, 1.0, TierTokens()), *strays])).values())
+    assert ttft.ttft_goals({}) == []
+
+
+def test_chunks_on_disk_are_counted_by_what_happened_to_them() -> None:
+    text = """# TYPE prefixpool:disk_events counter
+prefixpool:disk_events_total{engine="0",event="written"} 32.0
+prefixpool:disk_events_total{engine="0",event="read"} 7.0
+vllm:prompt_tokens_cached_by_source_total{engine="0",source="disk"} 64.0
+"""
+    seen = counters.parse(text)
+    assert (seen.written_chunks, seen.load.disk_tokens) == (32, 64)
+    assert counters.parse("").written_chunks == 0
+
+
 def passed(name: str, cached: int, tiers: TierTokens) -> Passed:
     samples = [sample(i, 0, i, cached_tokens=cached, predicted_tokens=cached) for i in range(4)]
     tokens = {i: Tokens(tuple(range(41)), tuple(range(41))) for i in range(4)}
@@ -127,7 +195,7 @@ def whole() -> list[Passed]:
 
 
 def test_goals_are_met_or_not_by_what_was_seen() -> None:
-    goals = {goal.goal: goal for goal in report.build(SETUP, SIZES, whole(), None).goals}
+    goals = {goal.goal: goal for goal in report.build(SETUP, SIZES, whole(), {}, None).goals}
     assert goals["device alone: below 0.6 of ideal"].met
     assert goals["host_disk: hit rate at least 0.9 of ideal"].met
     served = goals["after the restart: first repeats served from disk, 0.9 of what could be"]
@@ -139,14 +207,14 @@ def test_nothing_read_from_disk_is_no_success_however_much_was_cached() -> None:
     *_, last = whole()
     assert last.restart is not None
     replayed = msgspec.structs.replace(last.restart, cached_tokens=80, predicted_within_one_block=2, disk_tokens=0)
-    found = report.build(SETUP, SIZES, [msgspec.structs.replace(last, restart=replayed)], None)
+    found = report.build(SETUP, SIZES, [msgspec.structs.replace(last, restart=replayed)], {}, None)
     assert {goal.goal: goal.met for goal in found.goals}[
         "after the restart: first repeats served from disk, 0.9 of what could be"
     ] is False
 
 
 def test_the_file_has_the_demos_keys_and_those_of_tiers() -> None:
-    found = json.loads(to_json(report.build(SETUP, SIZES, whole(), None)))
+    found = json.loads(to_json(report.build(SETUP, SIZES, whole(), {}, None)))
     assert {"engine", "model", "arms", "prediction", "greedy", "goals", "tiers", "restart", "host_bytes"} <= set(found)
     assert list(found["arms"]) == ["device", "host_disk", "shared_restart"]
     assert found["tiers"]["host_disk"] == {"device": 16, "host": 0, "disk": 144}
@@ -155,29 +223,45 @@ def test_the_file_has_the_demos_keys_and_those_of_tiers() -> None:
 
 
 def test_table_and_page_show_tiers() -> None:
-    found = report.build(SETUP, SIZES, whole(), None)
+    found = report.build(SETUP, SIZES, whole(), ttft.tier_times(probes(4097, 1, 0.04, 0.07, 0.15)), None)
     console = Console(width=200)
     with console.capture() as capture:
         console.print(report.arms_table(found))
+        console.print(report.ttft_table(found))
+    assert re.search(r"4097 . 1,000 ms . +40 ms . +70 ms . +150 ms", capture.get())
     assert re.search(r"host_disk .* 0\.098 . 0\.000 . 0\.878 ", capture.get())
     text = report.html(found, [one.requests for one in whole()])
     assert "&lt;tiny&gt;" in text
     assert "<tiny>" not in text
     assert "Where reused tokens came from" in text
+    assert "<td>4097</td><td>1,000 ms</td><td>40 ms</td>" in text
     assert "five ways" not in text
     assert "$" not in text
+
+
+def test_a_missed_goal_is_named_and_ends_in_failure(tmp_path: Path) -> None:
+    found = report.build(SETUP, SIZES, whole(), {}, None)
+    console = Console(width=200)
+    with console.capture() as capture:
+        assert command.told(found, [], tmp_path, console) is False
+    last = capture.get().splitlines()[-1]
+    assert last.startswith("not met: ")
+    assert "and predicted within one block" in last
+    assert "device alone" not in last, "that one was met"
+    good = msgspec.structs.replace(found, goals=tuple(goal for goal in found.goals if goal.met))
+    with console.capture() as capture:
+        assert command.told(good, [], tmp_path, console) is True
+    assert "not met" not in capture.get()
 
 
 @pytest.mark.slow
 def test_the_demo_of_tiers_runs_on_the_sim_as_far_as_it_has_them(tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    command = ["demo", "--spill", "--engine", "sim", "--requests", "44", "--out", str(out)]
-    ran = subprocess.run(
-        [sys.executable, "-m", "prefixpool_cli.main", *command], capture_output=True, text=True, timeout=110
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "the sim has no disk tier" in " ".join(ran.stdout.split())
+    words = ["demo", "--spill", "--engine", "sim", "--requests", "44", "--out", str(out)]
+    ran = subprocess.run([sys.executable, "-m", "prefixpool_cli.main", *words], capture_output=True, text=True, timeout=110)
+    assert (out / "spill.json").exists(), ran.stdout + ran.stderr
     found = json.loads((out / "spill.json").read_text())
+    assert ran.returncode == (0 if all(goal["met"] for goal in found["goals"]) else 1), ran.stdout
     assert list(found["arms"]) == ["device", "host"]
     assert [one["errors"] for one in found["arms"].values()] == [0, 0]
     assert found["tiers"]["device"]["host"] == 0

@@ -13,6 +13,7 @@ from prefixpool import names
 
 REQUEST_S: Final = 180.0  # a CPU with a long queue is slow, not broken
 CHAT: Final = "/v1/chat/completions"
+TOLD: Final = (names.H_REQUEST_ID, names.H_REPLICA, names.H_REASON, names.H_PREDICTED)  # headers that answers are kept with
 
 
 class RequestFailedError(Exception):
@@ -132,7 +133,7 @@ async def _collect(response: aiohttp.ClientResponse) -> Answer:
             f"the stream ended early: [DONE] {done}, usage {usage is not None}, finish {finish or 'none'}"
         )
     cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
-    headers = {name: response.headers.get(name, "") for name in (names.H_REPLICA, names.H_REASON, names.H_PREDICTED)}
+    headers = {name: response.headers.get(name, "") for name in TOLD}
     return Answer(
         "".join(text),
         first_s or ended_s,

@@ -82,6 +82,7 @@ async def answered(client: ChatClient, sample: Sample, max_tokens: int) -> Sampl
         started_s=started_s,
         first_s=answer.first_s,
         ended_s=answer.ended_s,
+        request_id=answer.headers[names.H_REQUEST_ID],
         replica=answer.headers[names.H_REPLICA],
         reason=answer.headers[names.H_REASON],
         predicted_tokens=_predicted(answer),

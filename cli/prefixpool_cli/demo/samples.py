@@ -18,6 +18,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     first_s: float = 0.0  # first chunk with text; 0 = none came
     ended_s: float = 0.0
     error: str = ""
+    request_id: str = ""
     replica: str = ""
     reason: str = ""
     predicted_tokens: int = 0

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Final
 
 import aiohttp
-import msgspec
 from rich.console import Console
 
 from prefixpool.api.engine import EngineKind
@@ -30,11 +29,11 @@ def planned(
     """Raises CliError or SizingError for what would make the demo fail later."""
     chosen = plan.arms(arms, engine)
     work = Work(workload.first(workload.load(), requests or plan.REQUESTS), concurrency or plan.CONCURRENCY)
-    size = plan.sizes(work.workload, engine, command.BLOCK_TOKENS, _token_bytes(engine, model), command.MAX_MODEL_LEN)
+    token_bytes = _token_bytes(engine, model)
+    size = plan.sizes(work.workload, engine, command.BLOCK_TOKENS, token_bytes, command.MAX_MODEL_LEN)
     spec = command.pool_spec(engine, model, max(arm.replicas for arm in chosen), size.device_blocks, out)
     command.prepare(spec, out)
-    spec = msgspec.structs.replace(spec, max_model_len=size.max_model_len)
-    return Plan(spec, size, work, chosen, check_output)
+    return Plan(spec, size, plan.timed_sizes(command.BLOCK_TOKENS, token_bytes), work, chosen, check_output)
 
 
 def _token_bytes(engine: EngineKind, model: str) -> int:
@@ -42,7 +41,7 @@ def _token_bytes(engine: EngineKind, model: str) -> int:
 
 
 async def run(chosen: Plan, out: Path, console: Console) -> bool:
-    """Raises CliError if a request failed, an answer was wrong, or there is nothing to report."""
+    """False if a goal was missed. Raises CliError if a request failed, an answer was wrong, or nothing can be reported."""
     console.print(_announcement(chosen), highlight=False)
     async with aiohttp.ClientSession() as http:
         try:
@@ -50,13 +49,23 @@ async def run(chosen: Plan, out: Path, console: Console) -> bool:
         except RequestFailedError as error:
             raise CliError(f"the demo could not be judged: {error}") from error
     write(found, samples, out)
+    return told(found, samples, out, console)
+
+
+def told(found: spill_report.SpillReport, samples: list[report.ArmTokens], out: Path, console: Console) -> bool:
+    """Print the report; False if a goal was missed. Raises CliError if a request failed or an answer was wrong."""
     console.print(spill_report.arms_table(found))
     if found.restart is not None:
         console.print(spill_report.restart_words(found.restart), highlight=False)
+    if found.ttft:
+        console.print(spill_report.ttft_table(found))
     console.print(report.goals_table(found))
     console.print(f"\nreport: {out / 'spill.html'}, {out / 'spill.json'}", highlight=False, soft_wrap=True)
     command.raise_if_wrong(found, samples)
-    return True
+    missed = [goal.goal for goal in found.goals if not goal.met]
+    if missed:
+        console.print(f"[red]not met:[/] {'; '.join(missed)}", highlight=False, soft_wrap=True)
+    return not missed
 
 
 def write(found: spill_report.SpillReport, samples: list[report.ArmTokens], out: Path) -> None:
@@ -68,10 +77,8 @@ def write(found: spill_report.SpillReport, samples: list[report.ArmTokens], out:
 
 def _announcement(chosen: Plan) -> str:
     size, block = chosen.sizes, chosen.spec.block_tokens
-    without = [arm.name for arm in plan.ARMS if arm.disk and arm not in chosen.arms]
-    left_out = f"; the sim has no disk tier, so {' and '.join(without)} are left out"
     return (
-        f"{len(chosen.work.workload.order)} requests through {len(chosen.arms)} pools, {chosen.work.concurrency} in flight; "
-        f"a device holds {(size.device_blocks - 1) * block:,} tokens, about a quarter of what the work needs, host memory "
-        f"{plan.HOST} times as many"
-    ) + (left_out if chosen.spec.engine is EngineKind.SIM else "")
+        f"{len(chosen.work.workload.order)} requests through each pool, {chosen.work.concurrency} in flight; a device holds "
+        f"{(size.device_blocks - 1) * block:,} tokens, about a quarter of what the work needs, host memory {plan.HOST} "
+        f"times as many"
+    )

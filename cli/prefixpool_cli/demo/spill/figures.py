@@ -23,6 +23,9 @@ class TierTokens(msgspec.Struct, frozen=True, kw_only=True):
     def __add__(self, other: TierTokens) -> TierTokens:
         return TierTokens(device=self.device + other.device, host=self.host + other.host, disk=self.disk + other.disk)
 
+    def __sub__(self, other: TierTokens) -> TierTokens:
+        return TierTokens(device=self.device - other.device, host=self.host - other.host, disk=self.disk - other.disk)
+
 
 class Death(NamedTuple):
     """A replica was killed before request `died`, and served again from request `back` on, `seconds` later."""

@@ -12,15 +12,15 @@ import aiohttp
 import msgspec
 
 from prefixpool import wire
-from prefixpool_agent.engines.metrics import EngineLoad, parse_load
+from prefixpool_agent.engines.metrics import EngineLoad
 from prefixpool_cli.admin import AdminClient
-from prefixpool_cli.demo.client import ChatClient, RequestFailedError
+from prefixpool_cli.demo.client import ChatClient
 from prefixpool_cli.demo.greedy import GreedyFigures, compare
 from prefixpool_cli.demo.report import ArmTokens, Setup
 from prefixpool_cli.demo.runner import Run
 from prefixpool_cli.demo.samples import Arm
 from prefixpool_cli.demo.show import told
-from prefixpool_cli.demo.spill import figures
+from prefixpool_cli.demo.spill import counters, figures
 from prefixpool_cli.demo.spill.figures import Death
 from prefixpool_cli.demo.spill.plan import SpillArm
 from prefixpool_cli.demo.spill.report import Passed
@@ -31,8 +31,8 @@ from prefixpool_cli.errors import CliError
 from prefixpool_cli.local_pool import LocalPool
 
 BACK_S: Final = 600.0  # until a killed engine serves again; 40 s on two idle cores
-METRICS_S: Final = 10.0
 POLL_S: Final = 0.2
+TELL_S: Final = 10.0  # between words about a wait
 COMPARED: Final = "one engine alone"
 
 
@@ -109,10 +109,14 @@ class Passing:
         )
 
     async def _until_back(self, name: str) -> None:
-        deadline = time.monotonic() + BACK_S
+        began_s = told_s = time.monotonic()
         while not await self._back(name):
-            if time.monotonic() > deadline:
+            now_s = time.monotonic()
+            if now_s - began_s > BACK_S:
                 raise CliError(f"{name} does not serve again within {BACK_S:.0f} s of its death")
+            if now_s - told_s > TELL_S:
+                told_s = now_s
+                self._bars.note(self.arm.name, f"all wait for {name}, {now_s - began_s:.0f} s")
             await asyncio.sleep(POLL_S)
 
     async def greedy(self, alone: Arm, others: Sequence[Arm]) -> GreedyFigures:
@@ -148,12 +152,4 @@ class Passing:
         )
 
     async def _load(self, name: str) -> EngineLoad:
-        """What an engine has counted since its start. Raises RequestFailedError."""
-        url = self._pool.replicas[name].engine_url + "/metrics"
-        headers = {"authorization": f"Bearer {self._pool.engine_key}"}
-        try:
-            async with self._http.get(url, headers=headers, timeout=aiohttp.ClientTimeout(total=METRICS_S)) as answer:
-                answer.raise_for_status()
-                return parse_load(await answer.text())
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise RequestFailedError(f"{name}: /metrics: {type(error).__name__}: {error}") from error
+        return (await counters.read(self._http, self._pool, name)).load

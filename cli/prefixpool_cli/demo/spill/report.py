@@ -16,6 +16,7 @@ from prefixpool_cli.demo.greedy import GreedyFigures
 from prefixpool_cli.demo.report import ArmTokens, Goal, Report, Setup, goal
 from prefixpool_cli.demo.spill.figures import RestartFigures, TierTokens
 from prefixpool_cli.demo.spill.plan import PRESSURE, Sizes
+from prefixpool_cli.demo.spill.ttft import TierTimes, ttft_goals
 
 WORKING_SET: Final = (PRESSURE - 0.5, PRESSURE + 0.5)
 HIT_OF_IDEAL: Final = 0.9
@@ -24,6 +25,8 @@ COLUMNS: Final = (
     "requests", "errors", "hit rate", "ideal", "of ideal", "device", "host", "disk",
     "TTFT p50", "TTFT p95", "requests/s", "within 1 block", "over",
 )  # fmt: skip
+
+TTFT_COLUMNS: Final = ("prompt tokens", "cold", "device hit", "host restore", "disk restore")
 
 
 class SpillReport(Report, frozen=True, kw_only=True):
@@ -34,6 +37,7 @@ class SpillReport(Report, frozen=True, kw_only=True):
     replicas_by_arm: dict[str, int]
     tiers: dict[str, TierTokens]
     restart: RestartFigures | None
+    ttft: dict[str, TierTimes]  # by tokens of the prompt
 
 
 class Passed(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,18 +49,21 @@ class Passed(msgspec.Struct, frozen=True, kw_only=True):
     restart: RestartFigures | None = None
 
 
-def build(setup: Setup, sizes: Sizes, passed: Sequence[Passed], greedy: GreedyFigures | None) -> SpillReport:
+def build(
+    setup: Setup, sizes: Sizes, passed: Sequence[Passed], ttft: Mapping[str, TierTimes], greedy: GreedyFigures | None
+) -> SpillReport:
     """In the order of the arms."""
     found = reports.build(setup, [each.requests for each in passed], greedy)
     restart = next((each.restart for each in passed if each.restart is not None), None)
     names = [each.requests.arm.name for each in passed]
     return SpillReport(
-        **msgspec.structs.asdict(msgspec.structs.replace(found, goals=goals(found, restart))),
+        **msgspec.structs.asdict(msgspec.structs.replace(found, goals=goals(found, restart, ttft))),
         host_bytes=sizes.host_bytes,
         disk_bytes=sizes.disk_bytes,
         replicas_by_arm={name: each.replicas for name, each in zip(names, passed, strict=True)},
         tiers={name: each.tiers for name, each in zip(names, passed, strict=True)},
         restart=restart,
+        ttft=dict(ttft),
     )
 
 
@@ -65,13 +72,14 @@ def of_ideal(arm: ArmFigures) -> float:
     return arm.hit_rate / arm.ideal_hit_rate if arm.ideal_hit_rate else 0.0
 
 
-def goals(found: Report, restart: RestartFigures | None) -> tuple[Goal, ...]:
+def goals(found: Report, restart: RestartFigures | None, ttft: Mapping[str, TierTimes]) -> tuple[Goal, ...]:
     """Only goals whose arms ran."""
     errors, ratio, (low, high) = found.errors(), found.working_set_ratio, WORKING_SET
     seen = [
         goal("every request answered", f"{errors} errors", errors == 0),
         goal(f"working set {low:g} to {high:g} times one replica's device cache", f"{ratio:.2f}", low <= ratio <= high),
         *_hit_goals(found.arms),
+        *ttft_goals(ttft),
         *_restart_goals(restart),
         *reports.prediction_goals(found.prediction),
     ]
@@ -145,6 +153,24 @@ def restart_words(seen: RestartFigures) -> str:
     )
 
 
+def ttft_table(report: SpillReport) -> Table:
+    """One row a length."""
+    table = Table(title="time to first token by where the prefix is, through the router, one request at a time; medians")
+    for column in TTFT_COLUMNS:
+        table.add_column(column, justify="right")
+    for cells in ttft_rows(report):
+        table.add_row(*cells)
+    return table
+
+
+def ttft_rows(report: SpillReport) -> list[list[str]]:
+    """Cells under TTFT_COLUMNS."""
+    return [
+        [length, *(f"{1000 * seconds:,.0f} ms" for seconds in (each.cold_s, each.device_s, each.host_s, each.disk_s))]
+        for length, each in report.ttft.items()
+    ]
+
+
 def html(report: SpillReport, arms: Sequence[ArmTokens]) -> str:
     """A complete document."""
     return page.render(report, arms, _heading(report))
@@ -158,9 +184,16 @@ def _heading(report: SpillReport) -> page.Heading:
         f"requests in flight."
     )
     cards = [(f"{arm.hit_rate:.1%}", f"reused: {name.replace('_', ', ')}") for name, arm in report.arms.items()]
-    table = "<tr><th>arm</th>" + "".join(f"<th>{escape(column)}</th>" for column in COLUMNS) + "</tr>"
-    for name, cells in rows(report):
-        table += "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (name, *cells)) + "</tr>"
+    table = _html_table(("arm", *COLUMNS), [[name, *cells] for name, cells in rows(report)])
     words = f"<p>{escape(restart_words(report.restart))}.</p>" if report.restart else ""
-    section = f"<section><h2>Where reused tokens came from, as shares of all</h2><table>{table}</table>{words}</section>"
+    section = f"<section><h2>Where reused tokens came from, as shares of all</h2>{table}{words}</section>"
+    if report.ttft:
+        times = _html_table(TTFT_COLUMNS, ttft_rows(report))
+        section += f"<section><h2>Time to first token by where the prefix is</h2>{times}</section>"
     return page.Heading("One workload, four times a device's cache", setup, cards, section)
+
+
+def _html_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    lines = ["".join(f"<th>{escape(cell)}</th>" for cell in head)]
+    lines += ["".join(f"<td>{escape(cell)}</td>" for cell in cells) for cells in body]
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"

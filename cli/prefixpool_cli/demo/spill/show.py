@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -15,8 +16,10 @@ from prefixpool_cli.demo.greedy import GreedyFigures
 from prefixpool_cli.demo.report import ArmTokens, Setup
 from prefixpool_cli.demo.samples import Arm
 from prefixpool_cli.demo.spill.passing import Passing, Work
-from prefixpool_cli.demo.spill.plan import ALONE, Sizes, SpillArm, worker_args
+from prefixpool_cli.demo.spill.plan import ALONE, ARMS, TIMES, Sizes, SpillArm, worker_args
+from prefixpool_cli.demo.spill.probing import Prober
 from prefixpool_cli.demo.spill.report import Passed, SpillReport, build
+from prefixpool_cli.demo.spill.ttft import Probe, tier_times
 from prefixpool_cli.display import ArmDisplay, PoolDisplay
 from prefixpool_cli.errors import CliError
 from prefixpool_cli.local_pool import LocalPool
@@ -24,10 +27,11 @@ from prefixpool_cli.pool_spec import PoolSpec
 
 
 class Plan(NamedTuple):
-    """What to run. `spec`: of every arm's pool, but for its replicas and tiers."""
+    """What to run. `spec`: of every arm's pool, but for its replicas, sizes and tiers. `timed`: sizes of the arm TIMES."""
 
     spec: PoolSpec
     sizes: Sizes
+    timed: Sizes
     work: Work
     arms: Sequence[SpillArm]
     check_output: bool
@@ -43,37 +47,56 @@ class SpillShow:
         self._console = console
         self._setup: Setup | None = None
         self._greedy: GreedyFigures | None = None
+        self._begun = 0
 
     async def run(self) -> tuple[SpillReport, list[ArmTokens]]:
         """Raises CliError or RequestFailedError where no report is possible; failed requests are counted in the report."""
+        probes = await self._timed() if TIMES in self._plan.arms else []
         passed: dict[str, Passed] = {}
+        arms = [arm for arm in self._plan.arms if arm is not TIMES]
         # The device alone comes last: its engine then says whether answers with tiers were right.
-        for arm in sorted(self._plan.arms, key=lambda each: each is ALONE):
-            passed[arm.name] = await self._in_pool(arm, [each.requests.arm for each in passed.values()])
-        found = [passed[arm.name] for arm in self._plan.arms]
+        for arm in sorted(arms, key=lambda each: each is ALONE):
+            passed[arm.name] = await self._passed(arm, [each.requests.arm for each in passed.values()])
+        found = [passed[arm.name] for arm in arms]
         if self._setup is None:
-            raise CliError("no arm ran")
-        return build(self._setup, self._plan.sizes, found, self._greedy), [each.requests for each in found]
+            raise CliError(
+                "no arm ran that sends the workload", f"name one: {', '.join(a.name for a in ARMS if a is not TIMES)}"
+            )
+        times = tier_times(probes)
+        return build(self._setup, self._plan.sizes, found, times, self._greedy), [each.requests for each in found]
 
-    async def _in_pool(self, arm: SpillArm, others: Sequence[Arm]) -> Passed:
+    async def _timed(self) -> list[Probe]:
+        async with self._pool(TIMES, self._plan.timed) as pool:
+            with ArmDisplay(self._console) as bars:
+                return await Prober(pool, self._http, bars, self._plan.work.workload.seed).run()
+
+    async def _passed(self, arm: SpillArm, others: Sequence[Arm]) -> Passed:
+        async with self._pool(arm, self._plan.sizes) as pool:
+            with ArmDisplay(self._console) as bars:
+                passing = Passing(pool, self._http, self._plan.work, arm, bars)
+                self._setup = self._setup or await passing.setup()
+                passed = await passing.run()
+                if arm is ALONE and others and self._plan.check_output:
+                    self._greedy = await passing.greedy(passed.requests.arm, others)
+                return passed
+
+    @asynccontextmanager
+    async def _pool(self, arm: SpillArm, sizes: Sizes) -> AsyncIterator[LocalPool]:
+        """An arm's pool, running; its disk is a new directory that goes with it."""
+        self._begun += 1
         with TemporaryDirectory(prefix="kv-", dir=self._out) as folder:
-            tiers = worker_args(arm, self._plan.sizes, folder)
             spec = msgspec.structs.replace(
                 self._plan.spec,
                 replicas=arm.replicas,
-                worker_args=(*self._plan.spec.worker_args, *tiers),
+                device_blocks=sizes.device_blocks,
+                max_model_len=sizes.max_model_len,
+                worker_args=(*self._plan.spec.worker_args, *worker_args(arm, sizes, folder)),
                 keep_logs=str(self._out / "logs" / arm.name),
             )
             async with LocalPool(spec) as pool:
-                self._console.print(f"\n[bold]{arm.name}[/]: {arm.words}", highlight=False)
+                words = f"\n{self._begun} of {len(self._plan.arms)}, [bold]{arm.name}[/]: {arm.words}"
+                self._console.print(words, highlight=False)
                 with PoolDisplay(self._console) as display:
                     await pool.start(display)
-                with ArmDisplay(self._console) as bars:
-                    return await self._judged(Passing(pool, self._http, self._plan.work, arm, bars), others)
-
-    async def _judged(self, passing: Passing, others: Sequence[Arm]) -> Passed:
-        self._setup = self._setup or await passing.setup()
-        passed = await passing.run()
-        if passing.arm is ALONE and others and self._plan.check_output:
-            self._greedy = await passing.greedy(passed.requests.arm, others)
-        return passed
+                yield pool
+                self._console.print(f"{arm.name}: stopping its pool", highlight=False)
