@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 
 from prefixpool import names, wire
+from prefixpool.downloading import amount
 from prefixpool_agent.supervisor_client import EnginePhase, SupervisorState, read_state
 from prefixpool_cli.errors import PoolError
 from prefixpool_cli.pool_files import tail
@@ -19,6 +20,7 @@ from prefixpool_cli.pool_process import Process
 
 POLL_S: Final = 0.2
 ANSWER_S: Final = 2.0
+_DOWNLOAD_STEPS: Final = 100
 
 
 class Stage(NamedTuple):
@@ -102,6 +104,8 @@ class Watcher:
         words, fraction = self._log_stage(self._replica.run_dir / names.RUN_ENGINE_LOG)
         if info is None and fraction >= 1:
             return "engine is up, the agent is reading the tokenizer", 0.95
+        if info is not None and info.download is not None:
+            return _of_download(info.download), 0.05
         return words, min(fraction, 0.99)
 
     def _raise_if_dead(self) -> None:
@@ -118,3 +122,7 @@ class Watcher:
         engine_log = self._replica.run_dir / names.RUN_ENGINE_LOG
         log = tail(engine_log) or tail(self._replica.process.log)
         return PoolError(f"{self._replica.name}: {what}", f"the end of its log:\n{log}" if log else "")
+
+
+def _of_download(download: wire.Download) -> str:
+    return download.problem or f"downloading the model: {amount(download, _DOWNLOAD_STEPS)}"

@@ -30,6 +30,7 @@ _PROMPTS: Final = "prompts would be written to the log"
 VLLM: Final = Rules(
     long={
         "--model": _WORKER.format("model"),
+        "--revision": _WORKER.format("revision"),
         "--served-model-name": _WORKER.format("served_model_name"),
         "--host": _WORKER.format("host"),
         "--port": _WORKER.format("engine_port"),

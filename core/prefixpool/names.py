@@ -51,6 +51,7 @@ RUN_ENGINE_LOG: Final = "engine.log"
 RUN_AGENT_LOG: Final = "agent.log"
 RUN_SAVED_MAP: Final = "residency.map"
 RUN_DISK_FOLDER: Final = "disk.folder"  # text: where the engine's chunks on disk are
+RUN_DOWNLOAD: Final = "download.json"  # how far the model's download from the Hub is, and where its files are
 
 # Environment that the worker gives to the engine process, for the gate inside it.
 ENV_RUN_DIR: Final = "PREFIXPOOL_RUN_DIR"

@@ -168,6 +168,15 @@ FromAgent = Welcome | SnapshotBegin | SnapshotEnd | Publish | Retract | Load | C
 FromRouter = Hello | FenceAck
 
 
+class Download(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's files on their way from the Hub. A cache that replicas share is measured as a whole."""
+
+    model: str
+    done_bytes: int = 0
+    total_bytes: int = 0  # 0: not known yet
+    problem: str = ""  # why it does not go on, in words for the pool's owner; it is tried again
+
+
 class Info(msgspec.Struct, frozen=True, kw_only=True):
     """`GET /info` (JSON): everything the operator and `doctor` ask a replica. Sizes in bytes, counts in tokens or blocks."""
 
@@ -196,6 +205,7 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     template: Template
     costs: Costs
     drain: DrainStatus
+    download: Download | None = None  # None: the files are there
 
 
 class DrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

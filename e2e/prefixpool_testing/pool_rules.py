@@ -34,6 +34,14 @@ RULES: list[tuple[str, list[Spec], list[Spec]]] = [
         [{"model": {"source": "/models/a", "volume": {"claimName": "c"}, "tokenSecret": "t"}}],
     ),
     (
+        "a cache keeps what comes from the Hub",
+        [{"model": {"cache": {"claimName": "c"}, "revision": "main", "tokenSecret": "t"}}],
+        [
+            {"model": {"cache": {"claimName": "c"}, "source": "/opt/a"}},
+            {"model": {"cache": {"claimName": "c"}, "source": "/models/a", "volume": {"claimName": "c"}}},
+        ],
+    ),
+    (
         "a revision is one of a Hub repository",
         [{"model": {"revision": "main"}}, {"model": {"source": "/opt/a"}}],
         [{"model": {"source": "/opt/a", "revision": "main"}}],

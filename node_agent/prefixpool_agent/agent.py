@@ -13,12 +13,14 @@ import msgspec
 from prefixpool import names, wire
 from prefixpool_agent import saved_map
 from prefixpool_agent.attachment import Attachment, GateView, Parts
+from prefixpool_agent.download import state as download
 from prefixpool_agent.drain import Drain, View
 from prefixpool_agent.engine_client import EngineClient, EngineError
 from prefixpool_agent.engine_state import EngineState, EventEvidence, Observed, judge, judge_mode
 from prefixpool_agent.engine_watch import Look
 from prefixpool_agent.engines.metrics import EngineLoad
 from prefixpool_agent.metrics import AgentMetrics
+from prefixpool_agent.model_text import read_model
 from prefixpool_agent.publisher import Publisher
 from prefixpool_agent.settings import AgentSettings
 from prefixpool_agent.supervisor_client import EnginePhase, EngineProcess, SupervisorClient
@@ -96,9 +98,16 @@ class Agent:
             self._attach_problem = str(error)
             return
         self._attach_problem = ""
+        await self._read_text()
         self._attachment = Attachment(self._parts, epoch, facts)
         self._publisher.welcome(self._welcome(epoch), "engine restarted")
         log.info("attached to the engine", extra={"epoch": epoch, "device_blocks": facts.device_blocks})
+
+    async def _read_text(self) -> None:
+        """Of a model that was not here when the agent started."""
+        if self._parts.text.problem:
+            folder = download.model_folder(self._parts.run_dir, self._settings.model)
+            self._parts = self._parts._replace(text=await asyncio.to_thread(read_model, self._settings.engine, folder))
 
     async def _detach(self, look: Look) -> None:
         attachment, self._attachment = self._attachment, None
@@ -293,7 +302,13 @@ class Agent:
             template=self._parts.text.template,
             costs=self._costs(),
             drain=self.drain.status(),
+            download=self._download(),
         )
+
+    def _download(self) -> wire.Download | None:
+        """While the engine waits for it."""
+        found = download.read(self._parts.run_dir) if self._state.state is wire.State.STARTING else None
+        return found.download if found is not None and not found.folder else None
 
     def refresh(self) -> None:
         """Gauges that are cheaper to read than to keep."""

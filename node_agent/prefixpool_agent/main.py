@@ -26,6 +26,7 @@ from prefixpool.settings import parse
 from prefixpool_agent.agent import Agent
 from prefixpool_agent.attachment import Parts
 from prefixpool_agent.disk_follower import DiskFollower
+from prefixpool_agent.download.state import model_folder
 from prefixpool_agent.engine_client import EngineClient
 from prefixpool_agent.engine_watch import EngineWatch
 from prefixpool_agent.follower import Follower
@@ -82,7 +83,7 @@ async def build(settings: AgentSettings) -> AsyncIterator[list[asyncio.Task[None
     registry = CollectorRegistry()
     metrics = AgentMetrics(registry)
     keys = KeyFile(key_file)
-    text = await asyncio.to_thread(read_model, settings.engine, Path(settings.model))
+    text = await asyncio.to_thread(read_model, settings.engine, model_folder(run_dir, settings.model))
     if text.problem:
         log.warning("prefixes cannot be mapped, routers must guess", extra={"reason": text.problem})
     async with contextlib.AsyncExitStack() as stack:

@@ -36,10 +36,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: Annotated[
         str, Meta(description="directory for sockets, state and logs; made with mode 0700; a short path", min_length=1)
     ]
-    model: Annotated[str, Meta(description="folder of the model, or a name that the engine can resolve", min_length=1)]
+    model: Annotated[
+        str, Meta(description="folder of the model, or its name on the Hub (`organisation/name`)", min_length=1)
+    ]
     engine_key_file: Annotated[
         str, Meta(description="file with the pool's engine key (one a line while keys are being rotated)", min_length=1)
     ]
+    revision: Annotated[str, Meta(description="branch, tag or commit on the Hub; empty: `main`")] = ""
     engine: Annotated[EngineKind, Meta(description="engine to run")] = EngineKind.VLLM
     served_model_name: Annotated[str, Meta(description="name that clients use; empty: last part of `model`")] = ""
     host: Annotated[str, Meta(description="address on which engine and agent listen")] = "127.0.0.1"
@@ -103,7 +106,12 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="file with the pool's engine key; the first line is sent, every line is accepted", min_length=1),
     ]
     model: Annotated[
-        str, Meta(description="folder of the model: tokenizer and chat template are read from it", min_length=1)
+        str,
+        Meta(
+            description="folder of the model: tokenizer and chat template are read from it; or its name on the Hub, "
+            "from where the worker brings it",
+            min_length=1,
+        ),
     ]
     served_model_name: Annotated[str, Meta(description="name that clients use", min_length=1)]
     engine: Annotated[EngineKind, Meta(description="kind of engine")] = EngineKind.VLLM

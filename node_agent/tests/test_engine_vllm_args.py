@@ -82,9 +82,35 @@ def test_deadline_grows_with_the_weights() -> None:
     assert vllm_spec(settings(startup_timeout_s=7), HOST).startup_timeout_s == 7
 
 
-def test_model_by_name_may_be_downloaded_a_folder_never() -> None:
+def test_a_folder_needs_no_hub_unless_something_else_does() -> None:
     assert vllm_spec(settings(), HOST).env["HF_HUB_OFFLINE"] == "1"
-    assert "HF_HUB_OFFLINE" not in vllm_spec(settings(model="org/name"), HOST._replace(weight_bytes=None)).env
+    adapters = settings(engine_args="--enable-lora --lora-modules a=org/adapter")
+    assert "HF_HUB_OFFLINE" not in vllm_spec(adapters, HOST).env
+
+
+def test_a_model_on_the_hub_is_brought_before_the_engine_starts() -> None:
+    nowhere = HOST._replace(weight_bytes=None)
+    spec = vllm_spec(settings(model="org/name", revision="v1"), nowhere)
+    at = spec.argv.index("--")
+    assert spec.argv[:3] == ("/py", "-m", "prefixpool_agent.download")
+    assert spec.argv[3:at] == ("--model", "org/name", "--revision", "v1", "--run-dir", "/run/p", "--then-offline")
+    assert spec.argv[at + 1 : at + 4] == ("/py", "-m", "vllm.entrypoints.openai.api_server")
+    assert "--revision" not in spec.argv[at:]
+    assert "HF_HUB_OFFLINE" not in spec.env
+    assert "main" in vllm_spec(settings(model="org/name"), nowhere).argv
+
+
+@pytest.mark.parametrize("more", ["--lora-modules a=org/b", "--speculative_config.model=org/b", "--tokenizer=org/b"])
+def test_an_engine_that_needs_more_from_the_hub_is_not_cut_off_from_it(more: str) -> None:
+    spec = vllm_spec(settings(model="org/name", engine_args=more), HOST._replace(weight_bytes=None))
+    assert "--then-offline" not in spec.argv
+
+
+@pytest.mark.parametrize("model", ["s3://bucket/name", "org/name:Q4_K_M", "name"])
+def test_what_only_the_engine_can_resolve_is_left_to_it(model: str) -> None:
+    spec = vllm_spec(settings(model=model, revision="v1"), HOST._replace(weight_bytes=None))
+    assert spec.argv[2] == "vllm.entrypoints.openai.api_server"
+    assert option(spec, "--revision") == "v1"
 
 
 def test_listening_everywhere_is_reached_on_loopback() -> None:

@@ -24,6 +24,18 @@ class Volume(ApiStruct, frozen=True, kw_only=True):
     ]
 
 
+class Cache(ApiStruct, frozen=True, kw_only=True):
+    """Where downloads from the Hub are kept."""
+
+    claim_name: Annotated[
+        ObjectName,
+        Meta(
+            description="PersistentVolumeClaim that all replicas write to: access mode ReadWriteMany, unless one node runs "
+            "them all. For folders of the nodes themselves, a PersistentVolume of type hostPath, which pod security allows."
+        ),
+    ]
+
+
 class Adapter(ApiStruct, frozen=True, kw_only=True):
     """A LoRA adapter that is served beside the model."""
 
@@ -100,6 +112,12 @@ class Model(ApiStruct, frozen=True, kw_only=True):
             ".tokenSecret",
         ),
         Rule(
+            "!(has(self.cache) && self.source.startsWith('/'))",
+            "a cache keeps what comes from the Hub: remove model.cache, or name a repository in model.source",
+            lambda model: model.cache is None or not model.source.startswith("/"),
+            ".cache",
+        ),
+        Rule(
             "!(has(self.revision) && self.source.startsWith('/'))",
             "a revision is one of a Hub repository: remove model.revision, or name a repository in model.source",
             lambda model: model.revision is None or not model.source.startswith("/"),
@@ -119,6 +137,13 @@ class Model(ApiStruct, frozen=True, kw_only=True):
         Text | None, Meta(description="Name that clients use as `model`; by default the last part of source.")
     ] = None
     volume: Annotated[Volume | None, Meta(description="Where the files lie, if not on the Hub or in the image.")] = None
+    cache: Annotated[
+        Cache | None,
+        Meta(
+            description="Where downloads from the Hub are kept, for all replicas and for their next starts. Without one, "
+            "each pod downloads for itself."
+        ),
+    ] = None
     token_secret: Annotated[
         ObjectName | None, Meta(description="Secret whose key `token` is an access token for the Hub.")
     ] = None

@@ -22,6 +22,7 @@ _NO_FIELD: Final = "the worker sets it, and pools have no field for it"
 _INSTEAD: Final = {
     "--model": "set spec.model.source",
     "--served-model-name": "set spec.model.servedName",
+    "--revision": "set spec.model.revision",
     "--tensor-parallel-size": "set spec.accelerator.tensorParallel",
     "--pipeline-parallel-size": "set spec.accelerator.pipelineParallel",
     "-tp": "set spec.accelerator.tensorParallel",

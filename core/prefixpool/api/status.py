@@ -77,6 +77,7 @@ class Reason(StrEnum):
     POD_REFUSED = "PodRefused"  # quota, pod security, admission
     WRITE_REFUSED = "WriteRefused"  # a child that the API server does not take, or a right that the operator lacks
     SECRET_MISSING = "SecretMissing"  # or a ConfigMap
+    DOWNLOAD_FAILED = "DownloadFailed"  # the model's files do not come from the Hub, or have no room
     MOUNT_FAILED = "MountFailed"  # volumes or network of a pod
     CLAIM_PENDING = "ClaimPending"
     CLAIM_CANNOT_SHRINK = "ClaimCannotShrink"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Final
 
@@ -16,6 +18,8 @@ from prefixpool_agent.tiers.connector import kv_transfer
 MIDDLEWARE: Final = "prefixpool_agent.gate.Gate"
 CPU_KV_BYTES: Final = 1 << 30  # else vLLM takes 90 % of the machine's memory, which on a laptop is not ours alone
 _CPU_BLOCK_MULTIPLE: Final = 32
+_ON_THE_HUB: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_MORE_MODELS: Final = ("--lora-modules", "--speculative-config", "-sc", "--tokenizer", "--hf-config-path", "--code-revision")
 
 # A start takes 40 s on two idle cores, 150 s were seen on busy ones. CUDA adds profiling, compilation, graphs.
 _CPU_RATES: Final = DeadlineRates(base_s=600.0, bytes_per_s=50e6)
@@ -31,20 +35,40 @@ def vllm_spec(settings: WorkerSettings, host: Host) -> EngineSpec:
     rates = _CPU_RATES if settings.device is Device.CPU else _CUDA_RATES
     return EngineSpec(
         argv=(
+            *_download(settings, host, extra),
             host.python,
             "-m",
             "vllm.entrypoints.openai.api_server",
             *_fixed(settings, served, block_tokens),
-            *_optional(settings),
+            *_optional(settings, host),
             *_tiers(settings, host),
             *extra,
         ),
-        env=_env(settings, host),
+        env=_env(settings, host, extra),
         url=f"http://{reachable(settings.host)}:{settings.engine_port}",
         served_model_name=served,
         block_tokens=block_tokens,
         startup_timeout_s=settings.startup_timeout_s or startup_deadline_s(host.weight_bytes, rates),
     )
+
+
+def _download(settings: WorkerSettings, host: Host, extra: Sequence[str]) -> tuple[str, ...]:
+    """A model on the Hub is brought here first, by a program that then becomes the engine."""
+    if not downloaded(settings, host):
+        return ()
+    offline = () if _needs_hub(extra) else ("--then-offline",)
+    order = ("--model", settings.model, "--revision", settings.revision or "main", "--run-dir", settings.run_dir)
+    return (host.python, "-m", "prefixpool_agent.download", *order, *offline, "--")
+
+
+def downloaded(settings: WorkerSettings, host: Host) -> bool:
+    """Whether the model is named as the Hub names it. Buckets, `name:format` and the like are left to the engine."""
+    return host.weight_bytes is None and bool(_ON_THE_HUB.fullmatch(settings.model))
+
+
+def _needs_hub(extra: Sequence[str]) -> bool:
+    """Adapters, draft models, other tokenizers may be repositories as well."""
+    return any(one.partition("=")[0].partition(".")[0].replace("_", "-") in _MORE_MODELS for one in extra)
 
 
 def _block_tokens(settings: WorkerSettings) -> int:
@@ -86,7 +110,7 @@ def kv_events(run_dir: str) -> dict[str, object]:
     }
 
 
-def _optional(settings: WorkerSettings) -> list[str]:
+def _optional(settings: WorkerSettings, host: Host) -> list[str]:
     kv_bytes = settings.kv_cache_bytes
     if settings.device is Device.CPU and not kv_bytes and not settings.memory_utilization_percent:
         kv_bytes = CPU_KV_BYTES
@@ -103,6 +127,8 @@ def _optional(settings: WorkerSettings) -> list[str]:
         options += ["--gpu-memory-utilization", f"{settings.memory_utilization_percent / 100:g}"]
     if settings.enforce_eager:
         options.append("--enforce-eager")
+    if settings.revision and host.weight_bytes is None and not downloaded(settings, host):
+        options += ["--revision", settings.revision]
     return options
 
 
@@ -111,7 +137,7 @@ def _tiers(settings: WorkerSettings, host: Host) -> list[str]:
     return ["--kv-transfer-config", json.dumps(config)] if config else []
 
 
-def _env(settings: WorkerSettings, host: Host) -> dict[str, str]:
+def _env(settings: WorkerSettings, host: Host, extra: Sequence[str]) -> dict[str, str]:
     env = {
         names.ENV_RUN_DIR: settings.run_dir,
         names.ENV_ENGINE_KEY_FILE: settings.engine_key_file,
@@ -125,7 +151,7 @@ def _env(settings: WorkerSettings, host: Host) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "VLLM_RPC_BASE_PATH": settings.run_dir,  # vLLM never removes its sockets: where the run directory goes, they go
     }
-    if host.weight_bytes is not None:
+    if host.weight_bytes is not None and not _needs_hub(extra):
         env["HF_HUB_OFFLINE"] = "1"  # the model is a folder: nothing is to be fetched
     if settings.device is Device.CPU:
         # "auto" keeps one core back, which on two cores doubles the time of a prefill (research: vllm.md 4.2).

@@ -84,7 +84,7 @@ class Hub:
         try:
             async with self._session.get(url, headers=self._headers | ranged, timeout=_REQUEST) as answer:
                 if answer.status >= 400:
-                    raise ShapeError(_refusal(answer.status, what, self._url))
+                    raise ShapeError(refusal(answer.status, what, self._url.host or "the Hub"))
                 return await _first(answer.content, most or _SMALL_MOST)
         except (aiohttp.ClientError, TimeoutError) as error:
             why = str(error) or type(error).__name__
@@ -105,12 +105,13 @@ def _quoted(revision: str) -> str:
     return str(URL.build(path=revision)).replace("/", "%2F")
 
 
-def _refusal(status: int, what: str, hub: URL) -> str:
+def refusal(status: int, what: str, host: str) -> str:
+    """What an HTTP status of the Hub means for a pool's owner."""
     if status in (401, 403):
         return (
-            f"{hub.host} does not let us read {what} (HTTP {status}): there is no such model, or it needs a token that may "
+            f"{host} does not let us read {what} (HTTP {status}): there is no such model, or it needs a token that may "
             "read it (spec.model.tokenSecret), and its licence accepted on its page"
         )
     if status == 404:
-        return f"{hub.host} has no {what} at that revision: check spec.model.source and spec.model.revision"
-    return f"{hub.host} answers HTTP {status} for {what}"
+        return f"{host} has no {what} at that revision: check spec.model.source and spec.model.revision"
+    return f"{host} answers HTTP {status} for {what}"

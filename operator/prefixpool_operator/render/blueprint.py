@@ -18,7 +18,8 @@ _KILL_S: Final = 5  # behind it, the engine's process group is killed
 ROUTER_ACCEPT_S: Final = 5  # the router's setting drain_accept_s
 _SPARE_S: Final = 15
 _START_BASE_S: Final = 900  # profiling, compilation and graphs on top of loading
-_LOAD_BYTES_S: Final = 100_000_000  # of weights, from the Hub or a slow volume
+_LOAD_BYTES_S: Final = 100_000_000  # of weights, from a slow volume
+_DOWNLOAD_BYTES_S: Final = 10_000_000  # from the Hub: a download that is cut off loses the files that were not whole
 _SIM_START_S: Final = 120
 
 
@@ -66,9 +67,15 @@ class Blueprint(msgspec.Struct, frozen=True, kw_only=True):
         """Until the engine must answer."""
         if self.spec.engine.startup_timeout_seconds:
             return self.spec.engine.startup_timeout_seconds
-        return _SIM_START_S if self.simulated else _START_BASE_S + self.sizing.weights_bytes // _LOAD_BYTES_S
+        rate = _DOWNLOAD_BYTES_S if self.downloads else _LOAD_BYTES_S
+        return _SIM_START_S if self.simulated else _START_BASE_S + self.sizing.weights_bytes // rate
 
     @property
     def downloads(self) -> bool:
-        """Whether each pod fetches the model itself."""
+        """Whether the model comes from the Hub."""
         return not self.simulated and not self.spec.model.source.startswith("/")
+
+    @property
+    def downloads_alone(self) -> bool:
+        """Whether each pod keeps a copy for itself."""
+        return self.downloads and self.spec.model.cache is None

@@ -13,6 +13,7 @@ from prefixpool_operator.render.blueprint import Blueprint
 RUN: Final = "/run/prefixpool"
 HOME: Final = "/home/prefixpool"
 DISK: Final = "/var/lib/prefixpool/disk"
+CACHE: Final = "/var/cache/prefixpool/hub"  # huggingface_hub's HF_HUB_CACHE, where replicas share it
 KEYS: Final = "/etc/prefixpool/keys"
 AUTH: Final = "/etc/prefixpool/auth"
 AUTH_KEY: Final = "keys"  # data key of spec.auth.keysSecret
@@ -57,6 +58,7 @@ def worker_volumes(plan: Blueprint) -> list[Raw]:
         _empty("tmp"),
         _secret("engine-key", plan.identity.keys, KEY_ENGINE),
         *model_volumes(plan.spec.model),
+        *_cache(plan),
         *_disk(plan),
     ]
 
@@ -69,6 +71,7 @@ def worker_mounts(plan: Blueprint) -> list[Raw]:
         mount("tmp", "/tmp"),
         mount("engine-key", KEYS, read_only=True),
         *model_mounts(plan.spec.model),
+        *([mount("cache", CACHE)] if plan.spec.model.cache else []),
         *([mount(CLAIM, DISK)] if plan.spec.kv_cache.disk else []),
     ]
 
@@ -82,6 +85,11 @@ def model_volumes(model: Model) -> list[Raw]:
 
 def model_mounts(model: Model) -> list[Raw]:
     return [mount("model", MODELS, read_only=True)] if model.volume else []
+
+
+def _cache(plan: Blueprint) -> list[Raw]:
+    cache = plan.spec.model.cache
+    return [{"name": "cache", "persistentVolumeClaim": {"claimName": cache.claim_name}}] if cache else []
 
 
 def _disk(plan: Blueprint) -> list[Raw]:

@@ -55,6 +55,7 @@ def _environment(plan: Blueprint) -> list[Raw]:
         *variables(PREFIX, _settings(plan)),
         {"name": "HOME", "value": volumes.HOME},
         {"name": "USER", "value": "prefixpool"},  # torch asks for a name, and the user id has none in the image
+        *([{"name": "HF_HUB_CACHE", "value": volumes.CACHE}] if plan.spec.model.cache else []),
         *given(plan.spec),
     )
 
@@ -82,6 +83,7 @@ def _settings(plan: Blueprint) -> dict[str, Any]:
     return {
         "run_dir": f"{volumes.RUN}/w",
         "model": spec.model.source,
+        "revision": spec.model.revision,
         "served_model_name": spec.model.name,
         "engine": spec.engine.kind.value,
         "engine_key_file": f"{volumes.KEYS}/{KEY_ENGINE}",
@@ -128,9 +130,7 @@ def _tiers(plan: Blueprint) -> dict[str, Any]:
 def _arguments(plan: Blueprint) -> list[str]:
     """Of the engine, beyond what the worker has settings for."""
     model = plan.spec.model
-    found = ["--revision", model.revision] if model.revision else []
-    if model.trust_remote_code:
-        found.append("--trust-remote-code")
+    found = ["--trust-remote-code"] if model.trust_remote_code else []
     if model.adapters:
         found += ["--enable-lora", "--lora-modules", *(f"{one.name}={one.source}" for one in model.adapters)]
     return [*([] if plan.simulated else found), *plan.spec.engine.extra_args]
@@ -154,4 +154,4 @@ def _scratch_bytes(plan: Blueprint) -> int:
     disk = plan.spec.kv_cache.disk
     own = disk is not None and not disk.storage_class_name and not disk.shared_claim_name
     tier = volumes.disk_volume_bytes(disk.size) if disk is not None and own else 0
-    return (0 if plan.simulated else _SCRATCH) + tier + (plan.sizing.weights_bytes if plan.downloads else 0)
+    return (0 if plan.simulated else _SCRATCH) + tier + (plan.sizing.weights_bytes if plan.downloads_alone else 0)
