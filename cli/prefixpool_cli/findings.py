@@ -172,7 +172,8 @@ def _stale_stream(s: Subject) -> Finding | None:
     if s.replica.account is not Account.NONE:
         return None
     lost = f"{s.replica.stream_losses} lost: {s.replica.mode_why}"
-    words = f"the agent answers, but the router has no live stream from it ({lost})"
+    answers = "its agent answers, but " if s.agent is not None else ""
+    words = f"{answers}the router has no live stream from its agent ({lost})"
     return _error(
         s.where, "stale_stream", words, "the router's log says why the connection ends; do both have the same key?"
     )

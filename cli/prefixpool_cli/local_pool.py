@@ -103,14 +103,19 @@ class LocalPool:
             self.routers.append(Router(f"router-{number}", self.spec.host, chosen, self.root / f"router-{number}.log"))
             await self.start_router(number, progress=progress)
 
-    async def start_router(self, number: int = 0, *, policy: str = "", progress: Progress | None = None) -> None:
-        """Start a router that is not running (its ports stay the same); returns when it is ready for clients."""
+    async def start_router(
+        self, number: int = 0, *, policy: str = "", progress: Progress | None = None, timeout_s: float = ROUTER_READY_S
+    ) -> None:
+        """Start a router that is not running (its ports stay the same); returns when it is ready for clients.
+
+        Raises PoolError if it ends before that, or is not ready in time.
+        """
         router = self.routers[number]
         spec = msgspec.structs.replace(self.spec, policy=policy or self.spec.policy)
         argv = router_argv(spec, router.name, self._members_file, self._key_file, router.ports)
         (progress or _quiet)(Stage(router.name, "starting", 0.0, 0.0))
         router.process = await Process.start(router.name, argv, router.log, self.spec.env)
-        await self._until_router_ready(router, router.process)
+        await self._until_router_ready(router, router.process, timeout_s)
         (progress or _quiet)(Stage(router.name, "ready", 1.0, 0.0, ready=True))
 
     async def restart_router(
@@ -152,9 +157,8 @@ class LocalPool:
         self._write_members()
 
     def lost(self, name: str) -> None:
-        """A replica will not come back: routers need not wait for it."""
-        self._rows.pop(name, None)
-        self._write_members()
+        """A replica will not come back: routers need not wait for it, and go on telling that it is missing."""
+        self._set_state(name, "not_ready")
 
     async def info(self, name: str) -> wire.Info | None:
         """What a replica's agent says of itself; None while it does not answer."""
@@ -230,14 +234,14 @@ class LocalPool:
         await watcher.until_ready(self._client, progress, self.spec.startup_timeout_s)
         self._rows[replica.name] = MemberRow(replica.name, replica.engine_url, replica.agent_url)
 
-    async def _until_router_ready(self, router: Router, process: Process) -> None:
+    async def _until_router_ready(self, router: Router, process: Process, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + ROUTER_READY_S
+        deadline = loop.time() + timeout_s
         while not await self._answers(router.admin_url + names.PATH_READYZ):
             if process.returncode is not None:
                 raise PoolError(f"{router.name} ended with code {process.returncode}", pool_files.tail(router.log))
             if loop.time() > deadline:
-                raise PoolError(f"{router.name} is not ready after {ROUTER_READY_S:.0f} s", pool_files.tail(router.log))
+                raise PoolError(f"{router.name} is not ready after {timeout_s:.0f} s", pool_files.tail(router.log))
             await asyncio.sleep(0.05)
 
     async def _answers(self, url: str) -> bool:

@@ -121,7 +121,7 @@ def demo(  # noqa: PLR0913  # options of a command
     device_blocks: Annotated[int, typer.Option(help="KV blocks of each replica; 0: two thirds of what the work needs.")] = 0,
     check_output: Annotated[bool, typer.Option(help="Compare all answers with those of one engine alone.")] = True,
     evicting: Annotated[bool, typer.Option(help="Judge predictions also on one replica that forgets all the time.")] = True,
-    spill: Annotated[bool, typer.Option("--spill", help="Tiers instead of policies: see below.")] = False,
+    spill: Annotated[bool, typer.Option("--spill", help="Tiers instead of policies: see above.")] = False,
 ) -> None:
     """One workload of documents, chats and agents through five routing policies, on one pool; with a report.
 

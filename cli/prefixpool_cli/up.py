@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf
 
 import msgspec
 from rich.console import Console
 
 from prefixpool.api.engine import EngineKind
 from prefixpool_agent.settings import Device
+from prefixpool_agent.supervisor_client import SupervisorError
 from prefixpool_cli import preflight
 from prefixpool_cli.display import PoolDisplay
 from prefixpool_cli.errors import PoolError
@@ -58,19 +60,25 @@ class Watch:
         self._pool = pool
         self._console = console
         self._told: dict[str, str] = {}
-        self._pauses_s: dict[str, float] = {}  # until the next start of a router that does not come up
         self._ended: set[str] = set()
 
     async def run(self) -> None:
         """Until cancelled. Raises PoolError when no replica is left."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number in range(len(self._pool.routers)):  # each by itself: one may take long to be ready
+                    group.create_task(self._keep(number))
+                await self._look_at_replicas()
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
+
+    async def _look_at_replicas(self) -> None:
         while True:
             await asyncio.sleep(WATCH_S)
             for name, replica in self._pool.replicas.items():
                 self._look(name, replica)
             if len(self._ended) == len(self._pool.replicas):
                 raise PoolError("no replica is left: all supervisors have ended")
-            for number in range(len(self._pool.routers)):
-                await self._keep(number)
 
     def _look(self, name: str, replica: Replica) -> None:
         code = replica.process.returncode
@@ -80,7 +88,10 @@ class Watch:
                 self._pool.lost(name)
                 self._say(f"{name}: its supervisor ended with code {code}; going on without this replica")
             return
-        state = replica.supervisor()
+        try:
+            state = replica.supervisor()
+        except SupervisorError:  # what cannot be read now is no reason to end what serves
+            return
         words = f"{state.engine.phase.value}, {state.engine.restarts} restarts" if state else "unknown"
         if self._told.setdefault(name, words) != words:
             self._told[name] = words
@@ -88,21 +99,22 @@ class Watch:
             self._say(f"{name}: engine {words}{': ' + reason if reason else ''}")
 
     async def _keep(self, number: int) -> None:
-        """Routers that die are started again on the same port, because clients know it."""
-        router = self._pool.routers[number]
-        if router.process is None or router.process.returncode is None:
-            return
-        pause_s = self._pauses_s.get(router.name, 0.0)
-        self._pauses_s[router.name] = min(max(WATCH_S, 2 * pause_s), LONGEST_PAUSE_S)
-        self._say(f"{router.name} ended with code {router.process.returncode}; starting it again")
-        await asyncio.sleep(pause_s)
-        try:
-            await self._pool.start_router(number)
-        except PoolError as error:
-            self._say(f"{error}; going on")
-        else:
-            self._pauses_s.pop(router.name)
-            self._say(f"{router.name} is ready again")
+        """A router that dies is started again on the same port, because clients know it."""
+        router, pause_s = self._pool.routers[number], 0.0
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if router.process is None or router.process.returncode is None:
+                continue
+            self._say(f"{router.name} ended with code {router.process.returncode}; starting it again")
+            await asyncio.sleep(pause_s)
+            try:
+                await self._pool.start_router(number, timeout_s=inf)  # it may have to wait for an engine
+            except PoolError as error:
+                self._say(f"{error}; going on")
+                pause_s = min(max(WATCH_S, 2 * pause_s), LONGEST_PAUSE_S)
+            else:
+                self._say(f"{router.name} is ready again")
+                pause_s = 0.0
 
     def _say(self, words: str) -> None:
         self._console.print(words, highlight=False)

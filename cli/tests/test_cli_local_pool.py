@@ -1,6 +1,7 @@
 """A pool of real processes on the sim engine: starts, loses parts, grows, shrinks, and leaves nothing."""
 
 import asyncio
+import io
 import json
 import os
 import shlex
@@ -13,8 +14,10 @@ import aiohttp
 import msgspec
 import pytest
 import pytest_asyncio
+from rich.console import Console
 
 from prefixpool.api.engine import EngineKind
+from prefixpool_cli import doctor
 from prefixpool_cli.errors import PoolError
 from prefixpool_cli.local_pool import LocalPool
 from prefixpool_cli.pool_spec import PoolSpec
@@ -200,6 +203,8 @@ async def test_up_ended_a_pool_that_had_lost_one_supervisor_or_its_router(tmp_pa
     first, second = supervisors(str(tmp_path))
     os.kill(first, signal.SIGKILL)
     await told_until(up, "local-0: its supervisor ended with code -9; going on without this replica")
+    admin = told.split("admin")[1].split()[0]
+    await until(lambda: doctor_tells(admin, "not_usable local-0 (seen by router-0)"))
     (router,) = running(str(tmp_path), "prefixpool_router.main")
     os.kill(router, signal.SIGKILL)
     await told_until(up, "router-0 is ready again")
@@ -209,6 +214,13 @@ async def test_up_ended_a_pool_that_had_lost_one_supervisor_or_its_router(tmp_pa
     assert status == 1
     assert "no replica is left" in rest
     assert not marked(str(tmp_path))
+
+
+async def doctor_tells(admin: str, words: str) -> bool:
+    """It was silent about a replica that `up` had dropped."""
+    console = Console(record=True, width=200, file=io.StringIO())
+    good = await doctor.doctor(admin, "", console, as_json=False)
+    return not good and words in console.export_text()
 
 
 async def test_up_whose_reader_went_away_printed_a_traceback(tmp_path: Path) -> None:

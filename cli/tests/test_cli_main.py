@@ -1,6 +1,8 @@
 """The command line: help that teaches, errors that say what to do, exit codes."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +75,24 @@ def test_arguments_out_of_range_showed_a_traceback(arguments: list[str]) -> None
     assert found.exit_code in (1, 2)
     assert isinstance(found.exception, SystemExit)
     assert "rror" in found.output
+
+
+def test_a_reader_that_went_away_is_told_of_by_the_exit_status_alone() -> None:
+    """`prefixpool plan llama-3.1-8b | true`"""
+    commands = (["version"], ["--help"], ["plan", "llama-3.1-8b"], ["plan", "llama-3.1-8b", "--json"], ["explain"])
+    read, write = os.pipe()
+    os.close(read)
+    running = [
+        subprocess.Popen([sys.executable, "-m", "prefixpool_cli.main", *one], stdout=write, stderr=subprocess.PIPE)
+        for one in commands
+    ]
+    os.close(write)
+    assert [(one.communicate(timeout=60)[1], one.returncode) for one in running] == [(b"", 1)] * len(commands)
+
+
+def test_what_the_help_of_spill_refers_to_is_where_it_says() -> None:
+    shown = " ".join(re.split(r"[\s│]+", RUN.invoke(main.app, ["demo", "--help"]).output))
+    assert shown.index("--spill sends four times") < shown.index("see above")
 
 
 def test_explain_without_a_router_says_where_it_looked() -> None:
