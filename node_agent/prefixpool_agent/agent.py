@@ -306,8 +306,9 @@ class Agent:
         )
 
     def _download(self) -> wire.Download | None:
-        """While the engine waits for it."""
-        found = download.read(self._parts.run_dir) if self._state.state is wire.State.STARTING else None
+        """While the engine waits for it, or was given up waiting."""
+        waits = self._state.state in (wire.State.STARTING, wire.State.FAILED)
+        found = download.read(self._parts.run_dir) if waits else None
         return found.download if found is not None and not found.folder else None
 
     def refresh(self) -> None:

@@ -14,7 +14,7 @@ from prefixpool.api.spec import PoolSpec
 from prefixpool.api.status import ConditionStatus, ConditionType, PoolStatus, Reason, SizingStatus, TierStatus
 from prefixpool.sizing.plan import SizingPlan
 from prefixpool.sizing.tiers import TierSize
-from prefixpool_operator import troubles, verdicts
+from prefixpool_operator import downloads, troubles, verdicts
 from prefixpool_operator.actions import Apply, Delete, Event, EventType, FillReplicas, Plan
 from prefixpool_operator.conditions import Verdict, conditions, events
 from prefixpool_operator.identity import A_PUT_BACK
@@ -72,7 +72,9 @@ def _finish(view: View, spec: PoolSpec | None, work: Work, sized: Sized, accepte
         ConditionType.ACCEPTED: accepted,
         ConditionType.SIZED: Verdict(status=sized.status, reason=sized.reason, message=sized_message),
         ConditionType.AVAILABLE: verdicts.available(view, work, spec.rollout.max_unavailable if spec else 1),
-        ConditionType.PROGRESSING: verdicts.progressing(view, work, paused=spec is not None and spec.paused),
+        ConditionType.PROGRESSING: downloads.with_download(
+            verdicts.progressing(view, work, paused=spec is not None and spec.paused), view
+        ),
         ConditionType.DEGRADED: verdicts.degraded(found),
     }
     status = _status(view, work, sized, said)
@@ -81,7 +83,11 @@ def _finish(view: View, spec: PoolSpec | None, work: Work, sized: Sized, accepte
         actions=work.actions,
         status=status.to_object(),
         status_changed=status != view.before,
-        events=(*_told(work), *events(view.before, status.conditions)),
+        events=(
+            *_told(work),
+            *downloads.events(view, said[ConditionType.PROGRESSING]),
+            *events(view.before, status.conditions),
+        ),
         wake_after_s=min(wakes_s, default=None),
     )
 

@@ -98,6 +98,7 @@ _SEVERITY: Final = (
     Reason.NODE_LOST,
     Reason.STUCK_TERMINATING,
     Reason.OUT_OF_MEMORY,
+    Reason.DOWNLOAD_FAILED,
     Reason.CRASH_LOOPING,
     Reason.IMAGE_UNAVAILABLE,
     Reason.SECRET_MISSING,
@@ -216,6 +217,9 @@ def _of_info(pod: Pod) -> Iterator[Trouble]:
     info = pod.info
     if info is None:
         return
+    if info.download is not None and info.download.problem:
+        told = f"{info.download.model} does not come: {_short(info.download.problem)}"
+        yield Trouble(reason=Reason.DOWNLOAD_FAILED, message=told)
     if info.state is State.FAILED:
         why = _short(info.reason) or "no reason given"
         told = f"the engine was given up: {why}. Change what it complains of in the spec, or delete the pod to try again"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from prefixpool.wire import Mode, State
+from prefixpool.wire import Download, Mode, State
 from prefixpool_operator.actions import FIELD_MANAGER
 from prefixpool_operator.hindrances import RECENT_S
 from prefixpool_operator.observed import Node, Raw
@@ -86,6 +86,16 @@ def told(**of_info: object) -> Callable[[ToyCluster], None]:
             told(state=State.STARTING, restarts=3, reason="killed by signal 9"),
             "CrashLooping",
             ("the engine does not stay up: killed by signal 9",),
+        ),
+        (
+            told(state=State.STARTING, download=Download(model="org/m", problem="the Hub has no org/m")),
+            "DownloadFailed",
+            ("org/m does not come: the Hub has no org/m",),
+        ),
+        (
+            told(state=State.FAILED, reason="late", download=Download(model="org/m", problem="no space is left")),
+            "DownloadFailed",
+            ("no space is left", "the engine was given up: late"),
         ),
         (told(mode=Mode.APPROXIMATE, reason="no KV events", ready=True), "Approximate", ("no KV events",)),
     ],

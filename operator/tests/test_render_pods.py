@@ -192,6 +192,35 @@ def test_disks() -> None:
     assert int(local["containers"][0]["resources"]["requests"]["ephemeral-storage"]) > 22 * GIB
 
 
+HUB: Raw = {"source": "HuggingFaceTB/SmolLM2-135M-Instruct", "revision": "v1"}
+
+
+def test_downloads_are_kept_where_all_replicas_find_them() -> None:
+    alone, shared = (template({"model": {**HUB, **more}}) for more in ({}, {"cache": {"claimName": "weights"}}))
+    container, before = shared["containers"][0], alone["containers"][0]
+    assert {"name": "cache", "persistentVolumeClaim": {"claimName": "weights"}} in shared["volumes"]
+    (path,) = (one["mountPath"] for one in container["volumeMounts"] if one["name"] == "cache")
+    assert environment(container)["HF_HUB_CACHE"] == path
+    assert shared["securityContext"]["fsGroup"] == shared["securityContext"]["runAsGroup"]
+    assert "HF_HUB_CACHE" not in environment(before)
+    scratch, less = (one["resources"]["requests"]["ephemeral-storage"] for one in (before, container))
+    assert int(scratch) > int(less)
+
+
+def test_a_revision_is_the_workers_to_fetch() -> None:
+    found = worker({"model": HUB})
+    assert (found.model, found.revision, found.engine_args) == ("HuggingFaceTB/SmolLM2-135M-Instruct", "v1", "")
+
+
+def test_a_start_that_downloads_may_take_longer() -> None:
+    shape = {**FULL["model"]["shape"], "weights": "1Gi"}
+    from_hub, from_volume = (
+        worker({"model": {"shape": shape, **model}}).startup_timeout_s
+        for model in ({"source": "org/model"}, {"source": "/models/m", "volume": {"claimName": "c"}})
+    )
+    assert from_hub - from_volume == pytest.approx(GIB / 10e6 - GIB / 100e6, abs=2)
+
+
 def test_variables_of_the_spec_win_over_ours_and_come_from_secrets() -> None:
     env = [
         {"name": "HOME", "value": "/tmp/else"},
