@@ -12,7 +12,7 @@ from rich.table import Table
 from prefixpool.policy.base import Reason
 from prefixpool_cli.admin import AdminClient
 from prefixpool_cli.errors import CliError
-from prefixpool_router.explain import Ending, Explanation
+from prefixpool_router.explain import Ending, Explanation, Tiers
 
 SEARCHED = 1000
 
@@ -102,9 +102,19 @@ def _head(one: Explanation) -> list[str]:
         f"[bold]{one.request_id or one.id}[/]  {one.path}  {one.model}  {_clock(one.at)}",
         f"went to [bold]{one.replica}[/] ({one.reason}): {reason}",
     ]
+    if one.tiers.held_tokens > one.tiers.device_tokens:
+        lines.append(_tiers(one.tiers))
     if one.excluded:
         lines.append(f"tried before and given up: {', '.join(one.excluded)}")
     return lines
+
+
+def _tiers(tiers: Tiers) -> str:
+    found = f"{tiers.device_tokens} on the device, {tiers.host_tokens} in host memory, {tiers.disk_tokens} on disk"
+    prices = f"loading takes {tiers.load_s * 1000:.1f} ms, computing all but the device's {tiers.recompute_s * 1000:.1f} ms"
+    return f"of {tiers.held_tokens} tokens held there it uses {found}; {prices}" + (
+        f"; told {tiers.told}" if tiers.told else ""
+    )
 
 
 def _ending(one: Explanation) -> str:

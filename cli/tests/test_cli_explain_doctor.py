@@ -19,7 +19,7 @@ from prefixpool_cli.admin import AdminClient, AgentAnswer, ask_agent
 from prefixpool_cli.errors import CliError
 from prefixpool_cli.findings import Severity, examine
 from prefixpool_router.admin import Explanations
-from prefixpool_router.explain import CandidateNumbers, Ending, Explanation
+from prefixpool_router.explain import CandidateNumbers, Ending, Explanation, Tiers
 from prefixpool_router.membership import MemberState
 from prefixpool_router.pictures import Account
 from prefixpool_router.state import ReplicaReport, RouterReport, StateReport
@@ -39,8 +39,8 @@ DECISION = Explanation(
     block_tokens=32,
     excluded=("local-2",),
     candidates=[
-        CandidateNumbers("local-0", 0, 0, 1, 0.2, 0.4, 0.6, True, 1.0),
-        CandidateNumbers("local-1", 96, 96, 0, 0.0, 0.01, 0.1, False, 0.9),
+        CandidateNumbers("local-0", 0, 0, 0, 0, 0, 0.0, 1, 0.2, 0.4, 0.6, True, 1.0),
+        CandidateNumbers("local-1", 96, 0, 0, 96, 96, 0.0, 0, 0.0, 0.01, 0.1, False, 0.9),
     ],
     worker=0,
     outcome=Ending(seconds=0.25, status=200, prompt_tokens=105, cached_tokens=64, output_tokens=8),
@@ -189,6 +189,20 @@ async def test_explain_shows_numbers_reason_and_truth(admin: str) -> None:
     assert "above its bound" in text
     assert "predicted 96 of about 105 tokens cached (knowledge: precise); actual 64 (over by 32 tokens, 1.0 blocks)" in text
     assert "answered: status 200, 8 tokens out, 0.250 s" in text
+
+
+def test_explain_tells_what_was_not_worth_loading() -> None:
+    tiers = Tiers(
+        device_tokens=64, host_tokens=32, held_tokens=640, load_s=0.002, recompute_s=0.1, told={"kv_load_tiers": ["x"]}
+    )
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(explain.details(msgspec.structs.replace(DECISION, tiers=tiers)))
+    assert (
+        "of 640 tokens held there it uses 64 on the device, 32 in host memory, 0 on disk; loading takes 2.0 ms"
+        in capture.get()
+    )
+    assert "told {'kv_load_tiers': ['x']}" in capture.get()
 
 
 async def test_explain_of_an_unknown_request_is_an_error(admin: str) -> None:

@@ -35,6 +35,7 @@ class Level(NamedTuple):
 
     tokens: int
     device: int  # columns that hold the whole prefix on the device tier
+    host: int  # columns that hold it in host memory or nearer
     held: int  # columns that hold it in any tier
 
 
@@ -50,27 +51,28 @@ def _value_bytes(columns: int) -> int:
 class _Walk:
     """The columns that hold everything so far, while boundaries go by from shallow to deep."""
 
-    __slots__ = ("device", "held", "last", "levels", "mask")
+    __slots__ = ("device", "held", "host", "last", "levels", "mask")
 
     def __init__(self, live: int) -> None:
-        self.device = self.held = live
+        self.device = self.host = self.held = live
         self.mask = self.last = 0
         self.levels: list[Level] = []
 
     def step(self, value: int) -> bool:
         """The next known boundary; False: nobody holds it, `levels` is complete."""
         if (holders := value >> SHIFT) != self.mask:
-            device, held = self.device & holders, self.held & (holders | holders >> 1 | holders >> 2)
-            if (device, held) != (self.device, self.held):
+            near = holders | holders >> 1
+            device, host, held = self.device & holders, self.host & near, self.held & (near | holders >> 2)
+            if (device, host, held) != (self.device, self.host, self.held):
                 self.end()
-            self.mask, self.device, self.held = holders, device, held
+            self.mask, self.device, self.host, self.held = holders, device, host, held
         self.last = value
         return self.held != 0
 
     def end(self) -> list[Level]:
         """Close the level in progress; all levels."""
         if self.last:
-            self.levels.append(Level(self.last & MAX_DEPTH, self.device, self.held))
+            self.levels.append(Level(self.last & MAX_DEPTH, self.device, self.host, self.held))
         return self.levels
 
 

@@ -27,14 +27,17 @@ def depths_of(count: int) -> range:
     return range(BLOCK, BLOCK * (count + 1), BLOCK)
 
 
+def tiers_of(levels: Sequence[Level], columns: int) -> list[tuple[int, ...]]:
+    """Tokens per column: on the device, in host memory or nearer, in any tier."""
+    bits = [1 << 3 * column for column in range(columns)]
+    return [
+        tuple(max((level.tokens for level in levels if level[tier] & bit), default=0) for tier in (1, 2, 3)) for bit in bits
+    ]
+
+
 def found(levels: Sequence[Level], columns: int) -> list[tuple[int, int]]:
     """Tokens per column: on the device, in any tier."""
-    out = []
-    for bit in (1 << 3 * column for column in range(columns)):
-        device = max((level.tokens for level in levels if level.device & bit), default=0)
-        held = max((level.tokens for level in levels if level.held & bit), default=0)
-        out.append((device, held))
-    return out
+    return [(device, held) for device, _, held in tiers_of(levels, columns)]
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 60)] * 3), min_size=1, max_size=6), st.integers(1, 60), st.integers(0, 60))
@@ -49,9 +52,23 @@ def test_match_tells_how_deep_each_replica_holds_each_tier(
     index.remove(0, keys[device_evicted:], Tier.DEVICE)
     holdings[0] = (min(holdings[0][0], device_evicted), *holdings[0][1:])
     expected = [
-        (BLOCK * min(device, length), BLOCK * min(max(device, host, disk), length)) for device, host, disk in holdings
+        tuple(BLOCK * min(depth, length) for depth in (device, max(device, host), max(device, host, disk)))
+        for device, host, disk in holdings
     ]
-    assert found(index.match(keys, BLOCK), len(holdings)) == expected
+    assert tiers_of(index.match(keys, BLOCK), len(holdings)) == expected
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 40)] * 3), min_size=1, max_size=5))
+def test_a_tier_goes_on_where_the_nearer_one_ends(spans: list[tuple[int, int, int]]) -> None:
+    # As agents tell it: each boundary once, in the tier that serves it.
+    index, keys = PrefixIndex(100_000), keys_of(9, 120)
+    for lengths in spans:
+        column, start = index.open_column(), 0
+        for tier, length in zip(TIERS, lengths, strict=True):
+            index.add(column, keys[start : start + length], depths_of(120)[start : start + length], tier)
+            start += length
+    expected = [tuple(BLOCK * sum(lengths[:upto]) for upto in (1, 2, 3)) for lengths in spans]
+    assert tiers_of(index.match(keys, BLOCK), len(spans)) == expected
 
 
 @given(st.lists(st.integers(0, 80), min_size=1, max_size=8))
@@ -64,7 +81,7 @@ def test_levels_grow_in_depth_and_shrink_in_holders(counts: list[int]) -> None:
     for shallow, deep in pairwise(levels):
         assert shallow.tokens < deep.tokens
         assert deep.held & ~shallow.held == 0
-        assert deep.device & ~deep.held == 0
+        assert deep.device & ~deep.host == deep.host & ~deep.held == 0
 
 
 def test_only_a_prefix_counts_not_any_common_block() -> None:
@@ -129,7 +146,7 @@ def test_depth_zero_and_enormous_depths_stay_in_their_field() -> None:
     index = PrefixIndex(1000)
     column = index.open_column()
     index.add(column, [1, 2], [0, 1 << 40], Tier.DEVICE)
-    assert index.match([1, 2], BLOCK) == [Level(MAX_DEPTH, 1, 1)]
+    assert index.match([1, 2], BLOCK) == [Level(MAX_DEPTH, 1, 1, 1)]
 
 
 def test_a_dropped_replica_is_invisible_at_once_and_its_column_comes_back_clean() -> None:
@@ -258,7 +275,7 @@ def test_a_prediction_alone_is_a_hit() -> None:
     index, predicted, keys = PrefixIndex(10_000), Predicted(10_000), keys_of(14, 50)
     column = index.open_column()
     predicted.add(column, keys, lambda known: depths_of(50)[known:], until=9.0)
-    assert index.match(keys, BLOCK, predicted.marks) == [Level(800, 1, 1)]
+    assert index.match(keys, BLOCK, predicted.marks) == [Level(800, 1, 1, 1)]
     index.drop_column(column)
     assert index.match(keys, BLOCK, predicted.marks) == []
 

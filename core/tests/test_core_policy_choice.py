@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from prefixpool.errors import SettingsError
 from prefixpool.index import Level
@@ -40,7 +41,7 @@ def query(*levels: Level, tokens: int = 10_000, key: int = KEY, **more: float) -
 
 def on(tokens: int, *columns: int, device: bool = True) -> Level:
     bits = sum(1 << 3 * column for column in columns)
-    return Level(tokens, bits if device else 0, bits)
+    return Level(tokens, bits if device else 0, bits, bits)
 
 
 def owners(candidates: Candidates, key: int = KEY) -> list[str]:
@@ -81,7 +82,8 @@ def test_any_query_gets_a_member_and_no_more_tokens_than_it_has(
     for _ in range(levels):
         depth += draw.randrange(1, 20_000)
         held &= draw.getrandbits(3 * members) | draw.getrandbits(3 * members)
-        found.append(Level(depth, held & draw.getrandbits(3 * members), held))
+        host = held & draw.getrandbits(3 * members)
+        found.append(Level(depth, host & draw.getrandbits(3 * members), host, held))
     asked = Query(found, tokens, KEY if key else 0, draw.getrandbits(2), draw.random(), seed, draw.randrange(9000))
     choice = named(policy).choose(asked, candidates)
     assert candidates.get(choice.name)
@@ -115,18 +117,41 @@ def test_the_deepest_holder_wins(prefix: Policy) -> None:
 
 
 def test_a_hit_on_the_device_beats_the_same_hit_on_a_disk(prefix: Policy) -> None:
-    level = Level(8000, device=1 << 3, held=1 << 3 | 1)
+    level = Level(8000, device=1 << 3, host=1 << 3, held=1 << 3 | 1)
     assert prefix.choose(query(level), fleet()).name == "p1"
-    elsewhere = Level(8000, device=0, held=1)
+    elsewhere = Level(8000, device=0, host=0, held=1)
     assert prefix.choose(query(elsewhere), fleet()).name == "p0", "but a disk beats nothing"
 
 
 def test_loading_is_not_dearer_than_computing(prefix: Policy) -> None:
     candidates = fleet(2)
-    candidates.set_costs("p0", MEASURED, load_s_per_token=1.0)
-    level = Level(8000, device=0, held=1)
+    candidates.set_costs("p0", structs.replace(MEASURED, host_s_per_token=1.0))
+    level = Level(8000, device=0, host=1, held=1)
     slow, none = sorted(prefix.scores(query(level), candidates), key=lambda score: score.name)
     assert slow.total <= none.total * 1.05
+    assert (slow.held_tokens, slow.cached_tokens, slow.load_s) == (8000, 0, 0)
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_what_would_be_dearer_to_load_is_not_expected_to_be_cached(policy: str) -> None:
+    candidates = fleet(1)
+    levels = (Level(2000, 1, 1, 1), Level(5000, 0, 1, 1), Level(8000, 0, 0, 1))
+    for disk_s, host_s, expected in ((1e-6, 1e-6, 8000), (1.0, 1e-6, 5000), (1.0, 1.0, 2000)):
+        costs = structs.replace(MEASURED, host_s_per_token=host_s, disk_s_per_token=disk_s)
+        candidates.set_costs("p0", costs)
+        assert named(policy).choose(query(*levels), candidates).predicted_tokens == expected
+        (score,) = named(policy).scores(query(*levels), candidates)
+        assert (score.device_tokens, score.host_tokens, score.disk_tokens) == (2000, 3000, 3000)
+        assert (score.held_tokens, score.cached_tokens) == (8000, expected)
+
+
+def test_what_is_quickly_loaded_beats_what_is_slowly_loaded(prefix: Policy) -> None:
+    candidates = fleet(2)
+    candidates.set_costs("p0", structs.replace(MEASURED, host_s_per_token=1e-6, disk_s_per_token=9e-5))
+    level = Level(8000, device=0, host=2, held=0b1001)
+    deep = Level(8000, device=0, host=1 << 3, held=1 | 1 << 3)
+    assert level.held == deep.held
+    assert prefix.choose(query(deep), candidates).name == "p1", "from host memory, not from a slow disk"
 
 
 def test_a_holder_with_a_long_queue_loses_to_an_idle_replica(prefix: Policy) -> None:

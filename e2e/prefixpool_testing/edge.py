@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -29,7 +29,10 @@ class FakeDispatch:
     reason = "warm"
     lost = False
 
-    def __init__(self, replica: str, engine_url: str, request: RoutedRequest) -> None:
+    def __init__(
+        self, replica: str, engine_url: str, request: RoutedRequest, kv_transfer_params: Mapping[str, Any] | None = None
+    ) -> None:
+        self.kv_transfer_params = kv_transfer_params or {}
         self.replica = replica
         self.engine_url = engine_url
         self.request = request
@@ -62,6 +65,7 @@ class FakeDispatcher:
         self.open_before: list[int] = []
         self.refusal: RequestError | None = None
         self.full: set[str] = set()  # replicas without a free place
+        self.told: Mapping[str, Any] = {}  # what engines are told of loading
         self.wake: Callable[[int], None] = lambda places: None
 
     def dispatch(self, request: RoutedRequest, exclude: frozenset[str] = frozenset()) -> FakeDispatch:
@@ -72,7 +76,7 @@ class FakeDispatcher:
         self.open_before.append(sum(not each.ended.is_set() for each in self.dispatches))
         for replica, url in self.engines.items():
             if replica not in exclude and replica not in self.full:
-                self.dispatches.append(FakeDispatch(replica, url, request))
+                self.dispatches.append(FakeDispatch(replica, url, request, self.told))
                 return self.dispatches[-1]
         raise RequestError(503, "No replica is ready.", retry_after_s=1)
 

@@ -35,6 +35,7 @@ class RoutedRequest(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes: bytes = b""  # as the engine will get it; empty when the body is streamed through unread
     scope_salt: str = ""  # part of the prefix chain; "" = one scope
     session: str = ""  # client's session, for the `session` policy; "" = none
+    steers_loading: bool = False  # its client says, and may say, what its engine loads: `kv_transfer_params`
     policy: str = ""  # wanted by the client, already allowed by the edge; unknown names: RequestError 400
     request_id: str = ""
 
@@ -64,6 +65,11 @@ class Dispatch(Protocol):
     @property
     def predicted_tokens(self) -> int:
         """Cached tokens expected, fixed at dispatch."""
+        ...
+
+    @property
+    def kv_transfer_params(self) -> Mapping[str, Any]:
+        """What the engine is told of loading, as a member of the body; empty: nothing."""
         ...
 
     @property

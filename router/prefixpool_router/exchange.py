@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, NamedTuple
 
 from aiohttp import web
 from multidict import CIMultiDict
@@ -14,6 +14,7 @@ from prefixpool_router.dispatch_types import RoutedRequest
 from prefixpool_router.engine_call import EngineRequest
 from prefixpool_router.limits import BodyLimits, arriving
 from prefixpool_router.paths import Route
+from prefixpool_router.request import with_members
 
 
 class Arrived(NamedTuple):
@@ -52,9 +53,11 @@ class Exchange:
         self._started_s = arrived.started_s
         self._limits = limits
 
-    def engine_request(self) -> EngineRequest:
-        """For one attempt."""
+    def engine_request(self, kv_transfer_params: Mapping[str, Any]) -> EngineRequest:
+        """For one attempt. `kv_transfer_params`: `Dispatch`'s, which says nothing about bodies that were not read."""
         body = self._passing() if self._body is None else self._body
+        if kv_transfer_params and isinstance(body, bytes):
+            body = with_members(body, {"kv_transfer_params": kv_transfer_params})
         return EngineRequest(self.request.method, self.request.raw_path, self._headers, body)
 
     def age_s(self) -> float:

@@ -18,6 +18,7 @@ from prefixpool.policy.base import Choice, Policy, Query
 from prefixpool.policy.candidates import Candidate, Candidates
 from prefixpool.wire import Mode
 from prefixpool_router.dispatch_types import Outcome, RoutedRequest
+from prefixpool_router.forecast import Forecast
 
 _SHOWN: Final = 256  # characters of a model's name: it is the client's, and as long as a body may be
 _FIELDS: Final = tuple(Candidate.__slots__)
@@ -28,14 +29,30 @@ class CandidateNumbers(msgspec.Struct, frozen=True):
     """One candidate as the policy saw it; seconds and tokens."""
 
     name: str
-    device_tokens: int
-    held_tokens: int
+    device_tokens: int  # held there, tier by tier
+    host_tokens: int
+    disk_tokens: int
+    held_tokens: int  # the sum
+    cached_tokens: int  # of these, what would be used: the rest is cheaper to compute
+    load_s: float
     inflight: int
     queue_s: float
     prefill_s: float
     total: float
     gated: bool
     trust: float
+
+
+class Tiers(msgspec.Struct, frozen=True, kw_only=True):
+    """What was expected of the chosen replica's tiers. The tokens add up to `predicted_tokens`."""
+
+    device_tokens: int = 0
+    host_tokens: int = 0
+    disk_tokens: int = 0
+    held_tokens: int = 0  # in any tier, used or not
+    load_s: float = 0.0  # bringing back what is used and not on the device
+    recompute_s: float = 0.0  # computing all that is held below the device, instead
+    told: dict[str, Any] = {}  # what the engine was told, as its `kv_transfer_params`
 
 
 class Ending(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -68,6 +85,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int  # estimated
     block_tokens: int
     excluded: tuple[str, ...]
+    tiers: Tiers = Tiers()
     candidates: list[CandidateNumbers]
     outcome: Ending | None
     worker: int
@@ -81,6 +99,7 @@ class Decision:
         "block_tokens",
         "choice",
         "excluded",
+        "forecast",
         "id",
         "mode",
         "model",
@@ -88,7 +107,6 @@ class Decision:
         "outcome",
         "path",
         "policy",
-        "predicted_tokens",
         "query",
         "request_id",
         "started_s",
@@ -105,7 +123,7 @@ class Decision:
         self.query = query
         self.choice = choice
         self.mode = Mode.NONE
-        self.predicted_tokens = 0
+        self.forecast: Forecast | None = None
         self.block_tokens = 0
         self.excluded: tuple[str, ...] = ()
         self.numbers: list[tuple[Any, ...]] = []
@@ -148,10 +166,11 @@ class Decision:
             replica=self.choice.name,
             reason=self.choice.reason,
             mode=self.mode,
-            predicted_tokens=self.predicted_tokens,
+            predicted_tokens=self.forecast.cached if self.forecast is not None else 0,
             prompt_tokens=self.query.prompt_tokens,
             block_tokens=self.block_tokens,
             excluded=self.excluded,
+            tiers=_tiers(self.forecast) if self.forecast is not None else Tiers(),
             candidates=[CandidateNumbers(*score, trust=trust[score.name]) for score in scores],
             outcome=self.outcome,
             worker=worker,
@@ -176,6 +195,19 @@ class DecisionRing:
         """Newest first; all attempts of one request if its id is given."""
         chosen = (d for d in reversed(self._ring) if not request_id or d.request_id == request_id)
         return list(islice(chosen, count))
+
+
+def _tiers(forecast: Forecast) -> Tiers:
+    device, host, disk = forecast.by_tier().values()
+    return Tiers(
+        device_tokens=device,
+        host_tokens=host,
+        disk_tokens=disk,
+        held_tokens=forecast.depths.held,
+        load_s=forecast.cut.load_s,
+        recompute_s=forecast.recompute_s,
+        told=dict(forecast.told),
+    )
 
 
 def _candidate(numbers: tuple[Any, ...]) -> Candidate:

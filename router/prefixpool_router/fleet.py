@@ -174,7 +174,7 @@ class Fleet:
         if (bit, device_tokens) != (candidate.bit, candidate.device_tokens):
             self.candidates.set_place(name, bit=bit, device_tokens=device_tokens)
         if candidate.costs is not replica.costs:
-            self.candidates.set_costs(name, replica.costs, replica.costs.load_s_per_token)
+            self.candidates.set_costs(name, replica.costs)
         trust = replica.pictures.trust(mode).trust
         if candidate.trust != trust:
             self.candidates.update(name, trust=trust)

@@ -22,6 +22,8 @@ from prefixpool_router.settings import RouterSettings
 
 _KEPT_BYTES: Final = 1 << 20  # a body that is not read is kept up to this length, so that another replica can be tried
 
+_STEERING: Final = "kv_transfer_params"
+
 
 class _Body(NamedTuple):
     raw: bytes | None  # None: passed on as it arrives
@@ -51,6 +53,7 @@ class Intake:
             body_bytes=body.raw or b"",
             scope_salt=body.salt,
             session=_session(request, body.parsed),
+            steers_loading=_STEERING in grant.allow and _STEERING in (body.parsed or ()),
             policy=self._policy(request, grant),
             request_id=arrived.request_id,
         )

@@ -28,10 +28,18 @@ class RoutingMetrics:
         self.decision_seconds = Histogram(
             "prefixpool_router_decision_seconds", "Parsed request to chosen replica", buckets=_DECISION_S, registry=registry
         )
+        self.refused_loads = self._counter(
+            "refused_loads",
+            "Requests whose engine was told to compute what a tier holds, because loading it takes longer",
+            "replica",
+            "tier",
+        )
 
         # Closed loop
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of answers, as engines counted them", "replica")
-        self.predicted_tokens = self._counter("predicted_cached_tokens", "Cached tokens expected of the same", "replica")
+        self.predicted_tokens = self._counter(
+            "predicted_cached_tokens", "Cached tokens expected of the same, by the tier they were in", "replica", "tier"
+        )
         self.cached_tokens = self._counter("cached_tokens", "Cached tokens that engines reported for the same", "replica")
         self.prediction_error = Histogram(
             "prefixpool_router_prediction_error_tokens",

@@ -94,7 +94,8 @@ class Proxy:
 
                 dog = expect(dispatch, silence_s=self._silence_s, give_up=give_up)
                 try:
-                    response = await self._upstream.send(dispatch.engine_url, exchange.engine_request())
+                    request = exchange.engine_request(dispatch.kv_transfer_params)
+                    response = await self._upstream.send(dispatch.engine_url, request)
                     return await open_answer(exchange.api, response)
                 finally:
                     dog.close()

@@ -7,6 +7,7 @@ replica usable against the word of another; `verdict()` weighs them and always s
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
@@ -76,6 +77,7 @@ class Replica:
         self.block_tokens = DEFAULT_BLOCK_TOKENS
         self.snapshots = 0
         self.losses = 0
+        self.predicted: Counter[Tier] = Counter()  # cached tokens expected of its answers, by the tier they were in
         self._watcher = watcher
         self._clock = clock
         self._stream_problem = "agent not reached yet" if member.agent else "no agent"

@@ -90,6 +90,11 @@ def edit(api: Api, raw: bytes, body: Mapping[str, Any], *, allowed: frozenset[st
     return Edited(_with(raw, add, empty=empty) if add else raw, usage is not None)
 
 
+def with_members(raw: bytes, members: Mapping[str, Any]) -> bytes:
+    """A body that `edit` returned, and is not an empty object, with more members at its end."""
+    return _with(raw, members, empty=False)
+
+
 def _usage_options(api: Api, body: Mapping[str, Any]) -> dict[str, Any] | None:
     """The `stream_options` to send instead of the client's, or None to leave them alone."""
     if api not in _STREAM_USAGE or body.get("stream") is not True:

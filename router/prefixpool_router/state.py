@@ -41,6 +41,8 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     snapshots: int
     stream_losses: int
     costs: dict[str, float]  # wire.Costs
+    load_s_per_token: dict[str, float] = {}  # by tier, as reckoned with: measured there, or what others measured
+    predicted_tokens: dict[str, int] = {}  # by tier: cached tokens expected of its answers, as the metric counts them
 
 
 class RouterReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,4 +103,9 @@ def replica_report(fleet: Fleet, replica: Replica) -> ReplicaReport:
         snapshots=replica.snapshots,
         stream_losses=replica.losses,
         costs=msgspec.structs.asdict(replica.costs),
+        load_s_per_token={
+            "host": replica.candidate.rates.host_s_per_token,
+            "disk": replica.candidate.rates.disk_s_per_token,
+        },
+        predicted_tokens={tier.name.lower(): tokens for tier, tokens in replica.predicted.items()},
     )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from array import array
+from bisect import bisect_right
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -15,7 +17,8 @@ from prefixpool.chain import canonical, prefix_chain
 from prefixpool.errors import RequestError
 from prefixpool.policy.base import Reason
 from prefixpool.wire import Mode, State, Tier
-from prefixpool_router.dispatch import FleetDispatch, FleetDispatcher
+from prefixpool_router.attempt import FleetDispatch
+from prefixpool_router.dispatch import FleetDispatcher
 from prefixpool_router.dispatch_types import Outcome, RoutedRequest
 from prefixpool_router.explain import DecisionRing, Explanation
 from prefixpool_router.fleet import Fleet, FleetSettings
@@ -23,6 +26,7 @@ from prefixpool_router.knowledge import CONFIRM_S, Knowledge
 from prefixpool_router.membership import Member
 from prefixpool_router.metrics import RoutingMetrics
 from prefixpool_router.replica import Replica
+from prefixpool_router.state import replica_report
 
 PATH = "/v1/chat/completions"
 BLOCK = 16
@@ -60,12 +64,16 @@ class Pool:
     def send(self, request: RoutedRequest, *exclude: str) -> FleetDispatch:
         return self.dispatcher.dispatch(request, frozenset(exclude))
 
-    def holds(self, name: str, request: RoutedRequest, *, tokens: int) -> None:
-        """The agent publishes the whole prompt of a request as resident."""
+    def holds(self, name: str, request: RoutedRequest, *, tokens: int, ends: tuple[int, ...] = ()) -> None:
+        """The agent publishes the whole prompt of a request as resident. `ends`: where device and host end, in tokens."""
         chain = prefix_chain(content) if (content := canonical(PATH, request.body or {})) else None
         assert chain is not None
         depths = array("I", [offset * tokens // chain.total_bytes for offset in chain.offsets])
-        self[name].published(Tier.DEVICE, chain.hashes, depths)
+        start = 0
+        for tier, upto in zip((Tier.DEVICE, Tier.HOST, Tier.DISK), (*ends, tokens), strict=False):
+            end = bisect_right(depths, upto)
+            self[name].published(tier, chain.hashes[start:end], depths[start:end])
+            start = end
 
     def later(self, seconds: float) -> None:
         self.now += seconds
@@ -367,7 +375,7 @@ def test_predictions_are_compared_with_what_was_cached() -> None:
     request = chat(LONG)
     pool.holds("a", request, tokens=1808)
     pool.send(request).finish(ok(1808, 1760))
-    assert pool.metric("predicted_cached_tokens_total", replica="a") == 1792
+    assert pool.metric("predicted_cached_tokens_total", replica="a", tier="device") == 1792
     assert pool.metric("cached_tokens_total", replica="a") == 1760
     assert pool.metric("prompt_tokens_total", replica="a") == 1808
     assert pool.metric("prediction_error_tokens_sum", replica="a", direction="over") == 32
@@ -442,6 +450,92 @@ def test_the_length_of_prompts_is_learned() -> None:
         pool.send(chat(f"{i} {LONG}")).finish(ok(4000, 0))
     pool.send(chat(f"new {LONG}"))
     assert told(pool)[0].prompt_tokens == pytest.approx(4000, rel=0.02)
+
+
+# -- tiers: load or compute
+
+
+def with_tiers(host_s: float, disk_s: float, *, draw: float = 0.3) -> tuple[Pool, RoutedRequest]:
+    """One replica with a third of a prompt in each tier, where computing a token takes 0.1 ms."""
+    pool, request = Pool("a"), chat(LONG)
+    pool.dispatcher._draw = lambda: draw
+    pool["a"].costs_measured(wire.Costs(prefill_s_per_token=1e-4, host_s_per_token=host_s, disk_s_per_token=disk_s))
+    pool.holds("a", request, tokens=1808, ends=(600, 1200))
+    return pool, request
+
+
+@pytest.mark.parametrize(
+    ("host_s", "disk_s", "told_params", "near", "refused"),
+    [
+        (1e-6, 2e-6, {}, 1792, ()),
+        (1e-6, 1e-3, {"kv_load_tiers": [{"medium": "CPU"}]}, 1200, ("disk",)),
+        (1e-3, 2e-3, {"max_load_tokens": 0}, 600, ("host", "disk")),
+    ],
+)
+def test_an_engine_is_told_not_to_load_what_is_cheaper_to_compute(
+    host_s: float, disk_s: float, told_params: dict[str, Any], near: int, refused: tuple[str, ...]
+) -> None:
+    pool, request = with_tiers(host_s, disk_s)
+    dispatch = pool.send(request)
+    assert dispatch.kv_transfer_params == told_params
+    assert near - 100 <= dispatch.predicted_tokens <= near
+    assert dispatch.predicted_tokens % BLOCK == 0
+    (explained,) = told(pool)
+    tiers = explained.tiers
+    assert tiers.told == told_params
+    assert tiers.device_tokens + tiers.host_tokens + tiers.disk_tokens == explained.predicted_tokens
+    assert tiers.held_tokens == 1807
+    assert tiers.recompute_s == pytest.approx(1e-4 * (1807 - tiers.device_tokens), rel=0.02)
+    assert {tier: pool.metric("refused_loads_total", replica="a", tier=tier) for tier in ("host", "disk")} == {
+        tier: float(tier in refused) for tier in ("host", "disk")
+    }
+
+
+def test_predicted_tokens_are_counted_by_tier() -> None:
+    pool, request = with_tiers(1e-6, 2e-6)
+    dispatch = pool.send(request)
+    dispatch.finish(ok(1808, 1792))
+    counted = [pool.metric("predicted_cached_tokens_total", replica="a", tier=tier) for tier in ("device", "host", "disk")]
+    assert sum(counted) == dispatch.predicted_tokens == 1792
+    assert min(counted) > 500
+    assert replica_report(pool.fleet, pool["a"]).predicted_tokens == dict(
+        zip(("device", "host", "disk"), counted, strict=True)
+    )
+
+
+def test_what_an_engine_did_not_load_as_told_is_no_drift() -> None:
+    pool, request = with_tiers(1e-3, 2e-3)
+    for _ in range(30):
+        dispatch = pool.send(request)
+        dispatch.finish(ok(1808, dispatch.predicted_tokens))
+        pool.later(2 * CONFIRM_S)
+    assert pool["a"].candidate.trust == 1.0
+    assert pool["a"].mode is Mode.PRECISE
+
+
+def test_a_refused_load_counts_as_work() -> None:
+    (pool, request), (quick, same) = with_tiers(1e-3, 2e-3), with_tiers(1e-6, 2e-6)
+    pool.send(request)
+    quick.send(same)
+    assert pool["a"].candidate.pending_tokens > quick["a"].candidate.pending_tokens + 1000
+
+
+def test_a_tier_that_is_too_dear_is_tried_now_and_then() -> None:
+    pool, request = with_tiers(1e-3, 2e-3, draw=0.0)
+    dispatch = pool.send(request)
+    assert (dispatch.kv_transfer_params, dispatch.predicted_tokens) == ({}, 1792)
+
+
+def test_a_client_that_may_steer_loading_is_not_overruled() -> None:
+    pool, request = with_tiers(1e-3, 2e-3)
+    dispatch = pool.send(msgspec.structs.replace(request, steers_loading=True))
+    assert (dispatch.kv_transfer_params, dispatch.predicted_tokens) == ({}, 1792)
+
+
+def test_an_engine_without_lower_tiers_is_told_nothing() -> None:
+    pool, request = with_tiers(1e-3, 2e-3)
+    pool.holds("a", request, tokens=1808)
+    assert pool.send(request).kv_transfer_params == {}
 
 
 # -- explain

@@ -8,7 +8,8 @@ from prometheus_client import CollectorRegistry
 from prefixpool import wire
 from prefixpool.errors import RequestError
 from prefixpool.wire import State
-from prefixpool_router.dispatch import FleetDispatch, FleetDispatcher
+from prefixpool_router.attempt import FleetDispatch
+from prefixpool_router.dispatch import FleetDispatcher
 from prefixpool_router.dispatch_types import NotYetError, Outcome, RoutedRequest
 from prefixpool_router.explain import DecisionRing
 from prefixpool_router.fleet import Fleet, FleetSettings

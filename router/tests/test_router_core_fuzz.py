@@ -12,7 +12,8 @@ from prefixpool import wire
 from prefixpool.chain import canonical, prefix_chain
 from prefixpool.errors import RequestError
 from prefixpool.wire import State, Tier
-from prefixpool_router.dispatch import FleetDispatch, FleetDispatcher
+from prefixpool_router.attempt import FleetDispatch
+from prefixpool_router.dispatch import FleetDispatcher
 from prefixpool_router.dispatch_types import Outcome, RoutedRequest
 from prefixpool_router.explain import DecisionRing
 from prefixpool_router.fleet import Fleet, FleetSettings

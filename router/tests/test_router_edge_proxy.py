@@ -69,6 +69,44 @@ async def test_request_bytes_pass_untouched() -> None:
         assert edge.last.request.body_bytes == raw
 
 
+async def test_what_the_engine_is_told_of_loading_is_added_at_the_end() -> None:
+    raw = b'{"messages": [], "kv_transfer_params":{"do_remote_prefill":true}, "big":123456789012345678901234567890}\n'
+    async with running_edge() as edge:
+        edge.dispatcher.told = {"max_load_tokens": 0}
+        async with edge.post("/v1/chat/completions", raw) as response:
+            assert response.status == 200
+        assert edge.backend.received[0].body == (
+            b'{"messages":[],"big":123456789012345678901234567890,"kv_transfer_params":{"max_load_tokens":0}}'
+        )
+        assert not edge.last.request.steers_loading
+
+
+async def test_another_attempt_is_told_what_its_own_replica_needs() -> None:
+    async with running_edge(2) as edge:
+        edge.dispatcher.told = {"max_load_tokens": 0}
+        edge.backends[0].script(Answer(b"{}", status=503, headers={"x-prefixpool-busy": "1"}))
+        async with edge.post("/v1/chat/completions", CHAT) as response:
+            assert response.status == 200
+        assert [backend.received[0].json() for backend in edge.backends] == [
+            CHAT | {"kv_transfer_params": {"max_load_tokens": 0}}
+        ] * 2
+
+
+async def test_a_key_that_may_steer_loading_keeps_what_it_says(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"{hashlib.sha256(b'k').hexdigest()} team allow=kv_transfer_params\n")
+    salt = tmp_path / "salt"
+    salt.write_text("a salt key of the pool")
+    headers = {"Authorization": "Bearer k"}
+    async with running_edge(keys_file=str(keys), salt_key_file=str(salt)) as edge:
+        steering = CHAT | {"kv_transfer_params": {"max_load_tokens": 64}}
+        for body in (steering, CHAT):
+            async with edge.post("/v1/chat/completions", body, headers=headers) as response:
+                assert response.status == 200
+            assert edge.backend.received[-1].json().get("kv_transfer_params") == body.get("kv_transfer_params")
+            assert edge.last.request.steers_loading is (body is steering)
+
+
 async def test_stream_chunks_keep_their_boundaries_and_the_usage_chunk_is_withheld() -> None:
     async with running_edge() as edge:
         edge.backend.script(Stream(*TOKENS[:3], TOKENS[3] + TOKENS[4], USAGE_CHUNK, DONE))

@@ -44,11 +44,15 @@ class Score(NamedTuple):
     """One candidate's numbers, for `explain`."""
 
     name: str
-    device_tokens: int  # predicted on the device tier
-    held_tokens: int  # predicted in any tier
+    device_tokens: int  # held on the device tier
+    host_tokens: int  # behind those, in host memory
+    disk_tokens: int  # behind those, on disk
+    held_tokens: int  # in any tier: the sum
+    cached_tokens: int  # of these, what is not computed: loading the rest would cost more
+    load_s: float  # bringing back those of them that are not on the device
     inflight: int
     queue_s: float
-    prefill_s: float
+    prefill_s: float  # computing the rest of the prompt
     total: float
     gated: bool  # above its bound
 

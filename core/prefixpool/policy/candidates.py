@@ -35,7 +35,6 @@ class Candidate:
         "free_tokens",
         "fresh",
         "inflight",
-        "load_s_per_token",
         "name",
         "pending_tokens",
         "rates",
@@ -56,7 +55,6 @@ class Candidate:
         self.free_tokens = UNKNOWN  # device tokens neither in use nor cached
         self.resident = 0  # boundaries it is known to hold, for finding newcomers
         self.costs = Costs()  # as measured; zeros are filled in, see `rates`
-        self.load_s_per_token = 0.0  # bringing a token back from the tier below; 0 = not measured
         self.trust = 1.0  # 0..1: how far predictions for this replica are believed (closed loop)
         # Derived by `Candidates`:
         self.rates = cost.DEFAULT_RATES  # `costs` with what is not measured filled in
@@ -163,11 +161,11 @@ class Candidates:
             self._newcomers_due = self._newcomers_due or member.fresh
         self._derive(member)
 
-    def set_costs(self, name: str, costs: Costs, load_s_per_token: float = 0.0) -> None:
+    def set_costs(self, name: str, costs: Costs) -> None:
         """What the agent measured; zeros are filled in. Raises KeyError for unknown names."""
         member = self._members[name]
-        if (member.costs, member.load_s_per_token) != (costs, load_s_per_token):
-            member.costs, member.load_s_per_token = costs, load_s_per_token
+        if member.costs != costs:
+            member.costs = costs
             self._fill_in()
             self._derive(member)
 
@@ -245,7 +243,7 @@ class Candidates:
             rates.step_s + batch * rates.step_s_per_sequence
         )
         member.share = cost.DECODE_WEIGHT * batch
-        member.refill_s = cost.REUSE * member.fullness * min(rates.p1, member.load_s_per_token or rates.p1)
+        member.refill_s = cost.REUSE * member.fullness * min(rates.p1, member.costs.load_s_per_token or rates.p1)
         self._order_due = True
 
     def _settle(self) -> None:

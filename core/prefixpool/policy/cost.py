@@ -15,7 +15,7 @@ DECODE_WEIGHT: Final = 0.05  # a second of slower decoding against a second of w
 REUSE: Final = 0.3  # probability that an evicted token would have been wanted again
 KAPPA_MAX: Final = 20.0  # work counts at most so many times more in a busy pool than in an idle one
 TYPICAL_UNCACHED_TOKENS: Final = 2000
-LOAD_SHARE: Final = 0.2  # loading a token from a lower tier against recomputing it, where not measured
+LOAD_SHARE: Final = 0.2  # loading a token from a lower tier against computing it, where not measured
 STEP_TOKENS: Final = 100  # a decode step against prefilling one token, where not measured
 SEQUENCE_SHARE: Final = 0.02  # one more sequence in a decode step against the step, where not measured
 
@@ -28,29 +28,38 @@ class Rates(NamedTuple):
     step_s: float  # one decode step
     step_s_per_sequence: float
     output_tokens: float  # mean length of an answer
+    host_s_per_token: float = 0.0  # bringing a token back from host memory
+    disk_s_per_token: float = 0.0  # from disk, the way through host memory included
 
     def prefill_s(self, missing: float, cached: float) -> float:
         """`missing` tokens behind `cached` ones."""
         return missing * (self.p1 + self.p2 * (missing + 2 * cached))
 
-    def fetch_s(self, tokens: float, cached: float, load_s_per_token: float) -> float:
-        """`tokens` that a lower tier holds: loaded or recomputed, whichever is cheaper. 0 s per token: not measured."""
-        return min(tokens * (load_s_per_token or LOAD_SHARE * self.p1), self.prefill_s(tokens, cached))
 
-
-DEFAULT_RATES: Final = Rates(p1=1e-4, p2=0.0, step_s=1e-2, step_s_per_sequence=2e-4, output_tokens=200.0)
+DEFAULT_RATES: Final = Rates(
+    p1=1e-4,
+    p2=0.0,
+    step_s=1e-2,
+    step_s_per_sequence=2e-4,
+    output_tokens=200.0,
+    host_s_per_token=LOAD_SHARE * 1e-4,
+    disk_s_per_token=LOAD_SHARE * 1e-4,
+)
 
 
 def pool_rates(measured: Sequence[Costs]) -> Rates:
     """Means over those who measured, each figure for itself."""
     p1 = _mean([c.prefill_s_per_token for c in measured]) or DEFAULT_RATES.p1
     step = _mean([c.decode_step_s for c in measured]) or STEP_TOKENS * p1
+    host = _mean([c.host_s_per_token for c in measured]) or LOAD_SHARE * p1
     return Rates(
         p1=p1,
         p2=_mean([c.prefill_s_per_token2 for c in measured]),
         step_s=step,
         step_s_per_sequence=_mean([c.decode_step_s_per_sequence for c in measured]) or SEQUENCE_SHARE * step,
         output_tokens=_mean([c.output_tokens for c in measured]) or DEFAULT_RATES.output_tokens,
+        host_s_per_token=host,
+        disk_s_per_token=_mean([c.disk_s_per_token for c in measured]) or max(host, LOAD_SHARE * p1),
     )
 
 
@@ -62,6 +71,8 @@ def rates(measured: Costs, pool: Rates) -> Rates:
         step_s=measured.decode_step_s or pool.step_s,
         step_s_per_sequence=measured.decode_step_s_per_sequence or pool.step_s_per_sequence,
         output_tokens=measured.output_tokens or pool.output_tokens,
+        host_s_per_token=measured.host_s_per_token or pool.host_s_per_token,
+        disk_s_per_token=measured.disk_s_per_token or pool.disk_s_per_token,
     )
 
 

@@ -18,6 +18,7 @@ from prefixpool.policy.chwbl import placed
 from prefixpool.policy.cost import kappa
 from prefixpool.policy.holdings import FALLBACKS, Holdings, others
 from prefixpool.policy.least_load import lightest
+from prefixpool.policy.loading import Depths, cheapest
 from prefixpool.ring import BOUND, Placement, bound
 
 FEW: Final = 16  # up to so many are all looked at; of more, the lightest, the holders and the ring's place
@@ -67,10 +68,8 @@ class Prefix:
         holdings, limits = Holdings(query.levels, query.prompt_tokens), Limits.of(candidates)
         out = []
         for total, member in _price(query, candidates, holdings, list(candidates)):
-            device, held = holdings.of(member.bit)
-            prefill_s = member.rates.prefill_s(query.prompt_tokens - held, held)
             gated = member.inflight + 1 > limits.soft
-            out.append(Score(member.name, device, held, member.inflight, member.wait_s, prefill_s, total, gated))
+            out.append(holdings.score(member)._replace(total=total, gated=gated))
         return out
 
 
@@ -104,7 +103,7 @@ def _divert(query: Query, candidates: Candidates, holdings: Holdings) -> Choice 
     if query.draw >= share:
         return None
     member = newcomers[int(query.draw / share * len(newcomers))]
-    if member.inflight > candidates.mean_inflight or holdings.of(member.bit)[1] >= holdings.deepest:
+    if member.inflight > candidates.mean_inflight or holdings.of(member.bit)[2] >= holdings.deepest:
         return None
     names = others((other.name for other in candidates), member.name)
     return Choice(member.name, Reason.FRESH, holdings.predicted(member), names)
@@ -154,7 +153,7 @@ def _shortlist(query: Query, candidates: Candidates, home: str) -> list[Candidat
     if len(members) <= FEW:
         return members
     wanted = 0
-    for _, _, held in reversed(query.levels):
+    for _, _, _, held in reversed(query.levels):
         wanted = wanted or held & candidates.mask
         if (held & candidates.mask).bit_count() > FEW:
             break
@@ -172,13 +171,14 @@ def _price(query: Query, candidates: Candidates, holdings: Holdings, members: Se
     priced: list[_Priced] = []
     for member in members:
         rates, trust = member.rates, member.trust
-        device, held = holdings.of(member.bit)
+        device, host, held = holdings.of(member.bit)
         if trust < 1.0:
-            device, held = int(device * trust), int(held * trust)
-        fill_s = rates.prefill_s(n - held, held)
-        work_s = fill_s + member.refill_s * (n - device)
+            device, host, held = int(device * trust), int(host * trust), int(held * trust)
         if held > device:
-            work_s += rates.fetch_s(held - device, device, member.load_s_per_token)
+            _, load_s, fill_s = cheapest(Depths(device, host, held), n, rates)
+        else:  # spelt out for speed
+            load_s, fill_s = 0.0, rates.prefill_s(n - held, held)
+        work_s = fill_s + load_s + member.refill_s * (n - device)
         slowed_s = member.share * (fill_s + rates.output_tokens * rates.step_s_per_sequence)
         priced.append((member.weight_s + busy * work_s + slowed_s, member))
     return priced
