@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from prefixpool_agent.engines.metrics import EngineLoad
 from prefixpool_cli.demo.greedy import Difference, GreedyFigures, figures
-from prefixpool_cli.demo.ideal import PrefixTree
-from prefixpool_cli.demo.samples import Arm, Sample, Tokens
+from prefixpool_cli.demo.samples import Arm, Sample
 
 
 class TierTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,11 +19,33 @@ class TierTokens(msgspec.Struct, frozen=True, kw_only=True):
     host: int = 0
     disk: int = 0
 
+    @property
+    def total(self) -> int:
+        """All that was not computed."""
+        return self.device + self.host + self.disk
+
     def __add__(self, other: TierTokens) -> TierTokens:
         return TierTokens(device=self.device + other.device, host=self.host + other.host, disk=self.disk + other.disk)
 
     def __sub__(self, other: TierTokens) -> TierTokens:
         return TierTokens(device=self.device - other.device, host=self.host - other.host, disk=self.disk - other.disk)
+
+
+class Repeat(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt from before the death, sent again to the replica that came back. `reusable_tokens`: its whole blocks.
+
+    `expected`: what the router predicted, by tier; `found`: as the engine counted.
+    """
+
+    step: int
+    prompt_tokens: int
+    reusable_tokens: int
+    expected: TierTokens
+    found: TierTokens
+
+    def predicted_within(self, tokens: int) -> bool:
+        """By the totals."""
+        return abs(self.expected.total - self.found.total) <= tokens
 
 
 class Death(NamedTuple):
@@ -34,11 +55,11 @@ class Death(NamedTuple):
     died: int
     back: int
     seconds: float
-    disk_tokens: int  # that it read from disk since
+    repeats: tuple[Repeat, ...]  # one after the other, with nothing else in flight
 
 
 class RestartFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """First repeats: requests of known sessions that were the first of theirs on the replica since it came back."""
+    """Tokens are sums over the repeats."""
 
     replica: str
     seconds: float
@@ -49,6 +70,7 @@ class RestartFigures(msgspec.Struct, frozen=True, kw_only=True):
     reusable_tokens: int
     predicted_within_one_block: int
     disk_tokens: int
+    repeats: tuple[Repeat, ...]
 
 
 def tier_tokens(loads: Iterable[EngineLoad]) -> TierTokens:
@@ -58,40 +80,31 @@ def tier_tokens(loads: Iterable[EngineLoad]) -> TierTokens:
     return TierTokens(device=sum(load.cached_tokens for load in seen) - host - disk, host=host, disk=disk)
 
 
-def restart_figures(arm: Arm, tokens: Mapping[int, Tokens], block_tokens: int, death: Death) -> RestartFigures:
-    """`tokens` by step, for every answered request."""
+def restart_figures(arm: Arm, block_tokens: int, death: Death) -> RestartFigures:
+    """`arm`: its requests of the workload, without the repeats."""
     meanwhile = [s for s in arm.answered() if death.died <= s.step < death.back]
-    repeats = first_repeats(arm, death)
-    prompt = sum(s.prompt_tokens for s in meanwhile)
+    prompt, repeats = sum(s.prompt_tokens for s in meanwhile), death.repeats
     return RestartFigures(
         replica=death.replica,
         seconds=death.seconds,
         requests_meanwhile=len(meanwhile),
         hit_rate_meanwhile=sum(s.cached_tokens for s in meanwhile) / prompt if prompt else 0.0,
         first_repeats=len(repeats),
-        cached_tokens=sum(s.cached_tokens for s in repeats),
-        reusable_tokens=sum(_reusable(arm, s, tokens, block_tokens) for s in repeats),
-        predicted_within_one_block=sum(abs(s.predicted_tokens - s.cached_tokens) <= block_tokens for s in repeats),
-        disk_tokens=death.disk_tokens,
+        cached_tokens=sum(each.found.total for each in repeats),
+        reusable_tokens=sum(each.reusable_tokens for each in repeats),
+        predicted_within_one_block=sum(each.predicted_within(block_tokens) for each in repeats),
+        disk_tokens=sum(each.found.disk for each in repeats),
+        repeats=repeats,
     )
 
 
-def first_repeats(arm: Arm, death: Death) -> list[Sample]:
-    """In the order of their steps."""
+def old_requests(samples: Iterable[Sample], replica: str, most: int) -> list[Sample]:
+    """The first requests that a replica answered, of different sessions."""
     first: dict[int, Sample] = {}
-    for sample in sorted(arm.answered(), key=lambda s: s.step):
-        if sample.step >= death.back and sample.replica == death.replica and sample.turn:
+    for sample in sorted(samples, key=lambda s: s.step):
+        if sample.replica == replica and not sample.error:
             first.setdefault(sample.session, sample)
-    return list(first.values())
-
-
-def _reusable(arm: Arm, sample: Sample, tokens: Mapping[int, Tokens], block_tokens: int) -> int:
-    """What a pool that keeps everything would have had for a request when it was sent."""
-    tree = PrefixTree(block_tokens)
-    for other in arm.answered():
-        if other.ended_s <= sample.started_s:
-            tree.add(tokens[other.step].stored)
-    return tree.match(tokens[sample.step].prompt)
+    return list(first.values())[:most]
 
 
 def unproven(alone: Arm, others: Sequence[Arm]) -> list[Sample]:

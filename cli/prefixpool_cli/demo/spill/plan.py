@@ -65,9 +65,9 @@ def arms(names: Sequence[str], engine: EngineKind) -> list[SpillArm]:
         raise CliError(f"no such arm: {', '.join(unknown)}", f"arms are {', '.join(known)}")
     chosen = [arm for arm in ARMS if not names or arm.name in names]
     if engine is EngineKind.SIM:
-        if impossible := [arm.name for arm in chosen if arm.disk and names]:
-            raise CliError(f"the sim has no disk tier: {', '.join(impossible)} needs --engine vllm")
-        chosen = [arm for arm in chosen if not arm.disk]
+        if TIMES.name in names:
+            raise CliError(f"the sim's times are made up: {TIMES.name} needs --engine vllm")
+        chosen = [arm for arm in chosen if arm is not TIMES]
     if chosen == [TIMES]:
         raise CliError(f"{TIMES.name} sends no workload", "name another arm beside it")
     return chosen

@@ -56,7 +56,7 @@ class SpillShow:
         arms = [arm for arm in self._plan.arms if arm is not TIMES]
         # The device alone comes last: its engine then says whether answers with tiers were right.
         for arm in sorted(arms, key=lambda each: each is ALONE):
-            passed[arm.name] = await self._passed(arm, [each.requests.arm for each in passed.values()])
+            passed[arm.name] = await self._passed(arm, [one for each in passed.values() for one in each.answers()])
         found = [passed[arm.name] for arm in arms]
         if self._setup is None:
             raise CliError(
