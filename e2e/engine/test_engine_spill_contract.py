@@ -21,6 +21,8 @@ NAMES = [
     (BASE, "LookupResult", "HIT MISS RETRY"),
     (BASE, "Medium", "STORAGE"),
     (f"{CPU}.spec", "CPUOffloadingSpec", "get_worker blocks_per_chunk num_chunks"),
+    (f"{CPU}.manager", "CPUOffloadingManager", "get_stats _num_chunks _get_num_free_chunks _policy"),
+    (f"{TIERING}.manager", "TieringOffloadingManager", "get_stats primary_tier"),
     (f"{CPU}.shared_offload_region", "SharedOffloadRegion", "create_next_worker_view cleanup"),
     (f"{CPU}.policies.base", "CachePolicy", "get insert remove touch evict clear on_store_miss"),
     (f"{CPU}.policies.base", "CachePolicy", "mark_evictable mark_non_evictable on_request_finished"),
@@ -34,6 +36,8 @@ NAMES = [
 OURS = [
     ("prefixpool_agent.tiers.specs", "HostSpec"),
     ("prefixpool_agent.tiers.specs", "HostDiskSpec"),
+    ("prefixpool_agent.tiers.specs", "CudaHostSpec"),
+    ("prefixpool_agent.tiers.specs", "CudaHostDiskSpec"),
     ("prefixpool_agent.tiers.disk_tier", "DiskTier"),
     ("prefixpool_agent.tiers.worth_policy", "WorthPolicy"),
 ]

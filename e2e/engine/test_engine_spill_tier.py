@@ -13,6 +13,8 @@ from uuid import uuid4
 
 import pytest
 
+from prefixpool_agent.tiers.disk_ledger import Removal
+
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 ROW = 4096
@@ -175,7 +177,7 @@ def test_events_tell_what_came_to_disk(make: Make) -> None:
     events = [event for event in one.manager.take_events() if event.medium is Medium.STORAGE]
     assert [key for event in events for key in event.keys] == first
     assert not any(event.removed for event in events)
-    one.tier._store._evict(1 << 30)
+    one.tier._store._evict(1 << 30, Removal.CAPACITY)
     (gone,) = [event for event in one.manager.take_events() if event.medium is Medium.STORAGE]
     assert (gone.removed, gone.keys) == (True, first[::-1]), "a prefix goes from its end"
 
@@ -234,3 +236,23 @@ def test_stats_say_what_happened(make: Make) -> None:
     assert stats["prefixpool:disk_events:('written',)"] == 3
     assert stats["prefixpool:disk_chunks"] == 3
     assert one.tier.get_stats().reduce().get("prefixpool:disk_events:('written',)") is None, "since the last time"
+
+
+def test_host_memory_says_what_it_holds_and_which_promises_were_broken(make: Make) -> None:
+    from prefixpool_agent.tiers.host_stats import HostStats
+
+    one = make()
+    stats = HostStats(one.manager, one.primary, ROW)
+    one.store(keys("promised", 2), tenant="gold", pin_until=time.time() + 60)
+    for i in range(8):
+        one.store(keys(f"other {i}", 3))
+    seen = stats.take().reduce()
+    assert seen["prefixpool:host_used_bytes"] == seen["prefixpool:host_capacity_bytes"] == ROWS * ROW
+    assert seen["prefixpool:host_events:('evicted_capacity',)"] == 2 + 8 * 3 - ROWS
+    assert seen["prefixpool:host_events:('reservation_made',)"] == 2
+    assert seen["prefixpool:disk_events:('written',)"] == 2 + 8 * 3, "what others tell is told, too"
+    one.manager.reset_cache()
+    seen = stats.take().reduce()
+    assert seen["prefixpool:host_used_bytes"] == 0
+    assert seen["prefixpool:host_events:('reservation_broken',)"] == 2
+    assert "prefixpool:host_events:('reservation_made',)" not in seen, "since the last time"

@@ -209,6 +209,7 @@ class Agent:
             log.debug("engine metrics", extra={"error": str(error)})
         else:
             self._metrics.scrapes.labels("good").inc()
+            self._metrics.tiers.read(self._load)
 
     async def _save(self) -> None:
         interval_s, now = self._settings.save_interval_s, time.monotonic()
@@ -327,5 +328,7 @@ class Agent:
             resident = residency.resident_blocks()
             for tier in (wire.Tier.DEVICE, wire.Tier.HOST, wire.Tier.DISK):
                 self._metrics.tier_blocks.labels(tier.name.lower()).set(resident[tier])
+            facts = self._attachment.facts if self._attachment is not None else None
+            self._metrics.tiers.device_holds(residency.device_blocks, facts.device_blocks if facts is not None else 0)
             self._metrics.sessions.set(residency.sessions)
             self._metrics.ignored_by_reason(residency.counts)

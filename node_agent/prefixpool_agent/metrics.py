@@ -8,6 +8,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from prefixpool.wire import DrainPhase, Mode, State
+from prefixpool_agent.tier_metrics import TierMetrics
 
 PREDICTION_TOKENS: Final = (0, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384)
 SNAPSHOT_REASONS: Final = ("connected", "engine restarted", "engine ended", "events lost", "router too slow")
@@ -30,6 +31,7 @@ class AgentMetrics:
         self.boundaries = gauge("boundaries", "Boundaries that the agent knows, resident or not")
         self.blocks = gauge("blocks", "Blocks that the agent knows, resident or leading to one that is")
         self.tier_blocks = gauge("tier_blocks", "Blocks that a request could reuse, by the tier that serves them", "tier")
+        self.tiers = TierMetrics(registry)
         self.sessions = gauge("open_requests", "Requests whose boundaries are not placed for good")
         self.ignored = counter("residency_ignored", "Events, notes and boundaries that were ignored or dropped", "reason")
         self.flush_seconds = histogram(

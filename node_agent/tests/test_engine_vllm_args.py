@@ -215,11 +215,11 @@ def test_host_memory_is_a_tier(device: Device) -> None:
     assert (found["self_describing_kv_events"], found["offload_prompt_only"]) == (True, False)
     assert "secondary_tiers" not in found
     ours = "prefixpool_agent.tiers.specs"
-    expected = ("HostSpec", ours) if device is Device.CPU else ("CPUOffloadingSpec", None)
+    expected = ("HostSpec" if device is Device.CPU else "CudaHostSpec", ours)
     assert (found["spec_name"], found.get("spec_module_path")) == expected
 
 
-@pytest.mark.parametrize(("device", "spec"), [(Device.CPU, "HostDiskSpec"), (Device.CUDA, "TieringOffloadingSpec")])
+@pytest.mark.parametrize(("device", "spec"), [(Device.CPU, "HostDiskSpec"), (Device.CUDA, "CudaHostDiskSpec")])
 def test_disk_is_a_tier_below_host_memory(device: Device, spec: str) -> None:
     disk = {"disk_kv_dir": "/kv", "disk_kv_bytes": 1 << 40, "disk_kv_shared": True, "disk_kv_deadline_s": 0.5}
     found = tiers(device=device, host_kv_bytes=1 << 30, **disk)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prefixpool_agent.engines.metrics import CacheConfig, EngineLoad, parse_load
+from prefixpool_agent.engines.metrics import CacheConfig, EngineLoad, TierFigures, parse_load
 
 SAMPLE = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -75,3 +75,27 @@ def test_bringing_a_token_back_costs_what_it_took() -> None:
     assert host_s == pytest.approx(0.001)
     assert disk_s == pytest.approx(0.006), "through host memory"
     assert EngineLoad().load_s_per_token() == (0.0, 0.0)
+
+
+TIERS = """\
+prefixpool:host_used_bytes{engine="0",model_name="smol"} 5e+06
+prefixpool:host_capacity_bytes{engine="0",model_name="smol"} 2e+07
+prefixpool:host_events_total{engine="0",event="evicted_capacity",model_name="smol"} 7.0
+vllm:kv_offload_allocation_failure_total{engine="0",model_name="smol"} 2.0
+vllm:kv_offload_tiering_promotion_allocation_failures_total{engine="0",model_name="smol"} 0.0
+prefixpool:disk_used_bytes{engine="0",model_name="smol"} 1e+09
+prefixpool:disk_capacity_bytes{engine="0",model_name="smol"} 4e+09
+prefixpool:disk_chunks{engine="0",model_name="smol"} 12.0
+prefixpool:disk_events_total{engine="0",event="read",model_name="smol"} 4.0
+prefixpool:disk_events_total{engine="0",event="read_corrupt",model_name="smol"} 1.0
+vllm:kv_offload_tiering_promotion_job_failures_total{engine="0",model_name="smol",tier="1:DiskTier"} 1.0
+"""
+
+
+def test_tiers_below_the_device_tell_bytes_events_and_failures() -> None:
+    load = parse_load(TIERS)
+    assert load.host == TierFigures(5_000_000, 20_000_000, (("evicted_capacity", 7), ("write_full", 2)))
+    assert load.disk == TierFigures(
+        1_000_000_000, 4_000_000_000, (("promotion_failed", 1), ("read", 4), ("read_corrupt", 1))
+    )
+    assert parse_load(SAMPLE).disk == TierFigures()

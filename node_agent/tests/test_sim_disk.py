@@ -10,11 +10,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from prefixpool.errors import SettingsError
 from prefixpool_agent.engines.metrics import parse_load
+from prefixpool_agent.engines.sim import KV_TOKEN_BYTES
 from prefixpool_agent.sim.disk import DiskConfig, DiskTier
 from prefixpool_agent.sim.metrics import SimMetrics
 from prefixpool_agent.sim.settings import SimSettings
 from prefixpool_agent.sim.timing import StepShape, TimingModel
-from prefixpool_agent.tiers.disk_ledger import Failure
+from prefixpool_agent.tiers.disk_ledger import Failure, Removal
 from prefixpool_testing.stepped_sim import SIZE, Engine, prompt, reply, sequence
 
 Open = Callable[..., DiskTier]
@@ -101,7 +102,8 @@ def test_stores_and_evictions_are_told_as_of_storage(open_tier: Open) -> None:
     assert stored[:4] == [hash_ for event in engine.events("BlockStored", "CPU")[:4] for hash_ in event["block_hashes"]]
     assert len(disk) <= 6
     assert len(set(stored) - set(gone)) == len(disk)
-    assert disk.used_bytes <= disk.capacity_bytes
+    assert disk.used_blocks == len(disk)
+    assert disk.counts[f"evicted_{Removal.CAPACITY}"] == len(gone)
 
 
 def test_damaged_file_is_a_miss_and_counted(open_tier: Open, folder: Path) -> None:
@@ -146,28 +148,24 @@ def test_reading_from_disk_takes_longer_than_from_host_memory() -> None:
 
 
 def test_metrics_are_those_of_the_real_tier(open_tier: Open) -> None:
-    disk = open_tier()
+    engine = small(open_tier())
     metrics = SimMetrics(CollectorRegistry(), model="m", block_tokens=SIZE, blocks=12, max_model_len=44)
-    loads = metrics.with_tiers(disk)
-    small(disk).run(sequence(prompt(1, 33)))
+    loads = metrics.with_tiers(engine.scheduler.below, SIZE)
+    engine.run(sequence(prompt(1, 33)))
+    flush(engine)
+    engine.run(sequence(prompt(1, 33)))
     loads.host_s.inc(0.25)
     loads.disk_s.inc(0.5)
-    metrics.cached_disk.inc(7)
     load = parse_load(generate_latest(metrics.registry).decode())
-    assert (load.load_s, load.read_s, load.disk_tokens) == (0.25, 0.5, 7)
-    value = metrics.registry.get_sample_value
-    of = {"model_name": "m", "engine": "0"}
-    assert value("prefixpool:disk_chunks", of) == 8
-    assert value("prefixpool:disk_used_bytes", of) == disk.used_bytes == sum(map(_size, disk.folder.rglob("*.kv")))
-    assert value("prefixpool:disk_capacity_bytes", of) == disk.capacity_bytes
-    assert value("prefixpool:disk_events_total", {**of, "event": "written"}) == 8
+    assert (load.load_s, load.read_s) == (0.25, 0.5)
+    block_bytes = SIZE * KV_TOKEN_BYTES
+    assert (load.host.used_bytes, load.host.capacity_bytes) == (11 * block_bytes, 11 * block_bytes)
+    assert (load.disk.used_bytes, load.disk.capacity_bytes) == (28 * block_bytes, 1000 * block_bytes)
+    assert dict(load.disk.events) == {"written": 28, "read": 8}
+    assert dict(load.host.events)["evicted_capacity"] == dict(load.host.events)["written"] - 11
 
 
 @pytest.mark.parametrize("given", [{"disk_blocks": 5}, {"disk_dir": "/kv"}, {"disk_dir": "/kv", "disk_blocks": 5}])
 def test_disk_tier_needs_a_folder_room_and_a_host_tier(given: dict[str, object]) -> None:
     with pytest.raises(SettingsError, match="a disk tier needs --disk-dir, --disk-blocks and --host-blocks"):
         SimSettings(model="m", **given).disk()  # type: ignore[arg-type]  # test data
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size

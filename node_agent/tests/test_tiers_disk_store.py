@@ -20,7 +20,7 @@ import pytest
 
 from prefixpool_agent.tiers import chunk_io
 from prefixpool_agent.tiers.chunk_file import HEAD_BYTES
-from prefixpool_agent.tiers.disk_ledger import Failure, StoreError
+from prefixpool_agent.tiers.disk_ledger import Failure, Removal, StoreError
 from prefixpool_agent.tiers.disk_store import ABANDONED_S, DiskStore, Limits
 from prefixpool_agent.tiers.trail import Place
 from prefixpool_agent.tiers.worth import recompute
@@ -128,8 +128,12 @@ def test_a_prefix_goes_from_its_end(make: Make) -> None:
 
 
 def test_free_space_of_the_file_system_is_left_to_others(make: Make, tmp_path: Path) -> None:
-    write(make(), 1)
-    assert failure(make(free=1 << 60), write, 2) is Failure.DISK_FULL
+    before = make()
+    write(before, 1)
+    before.close()
+    wanting = make(free=1 << 60)
+    assert failure(wanting, write, 2) is Failure.DISK_FULL
+    assert wanting.counts["evicted_free_space"] == 1
     assert not (tmp_path / "kv" / MODEL.hex() / "00" / f"{key(2).hex()}.kv").exists()
 
 
@@ -355,8 +359,8 @@ def test_together_they_keep_one_capacity(make: Make, tmp_path: Path) -> None:
         assert on_disk(tmp_path) <= 10 * SIZE
         if i % 5 == 4:
             one.collect()  # the collector; the other may only wait for it
-    assert one.counts["evicted"] > 0
-    assert two.counts["evicted"] == 0
+    assert one.counts["evicted_capacity"] > 0
+    assert two.counts["evicted_capacity"] == 0
     assert one.used == on_disk(tmp_path)
 
 
@@ -368,8 +372,9 @@ def test_two_models_share_a_directory_and_nothing_else(make: Make, tmp_path: Pat
     write(two, 100)
     assert not one.exists(key(100))
     one.collect()
-    one._evict(10 * SIZE)
+    one._evict(10 * SIZE, Removal.CAPACITY)
     assert files(tmp_path) == [], "the collector looks after all models"
+    assert (one.counts["evicted_capacity"], one.counts["evicted_foreign"]) == (5, 1)
 
 
 def test_collector_that_died_is_replaced(make: Make) -> None:
@@ -379,7 +384,7 @@ def test_collector_that_died_is_replaced(make: Make) -> None:
     one.close()
     two.collect()
     write(two, 5)
-    assert two.counts["evicted"] > 0
+    assert two.counts["evicted_capacity"] > 0
 
 
 def test_temporary_file_of_a_living_writer_is_let_be(make: Make, tmp_path: Path) -> None:

@@ -175,3 +175,25 @@ def test_kv_groups_have_chains_of_their_own() -> None:
     ends = {key(i) + bytes([0, 0, 0, group]): 32 * i for i in (1, 2) for group in (0, 1)}
     places = Trail().places(ends, ends)
     assert places[key(2) + bytes([0, 0, 0, 1])].parent == key(1) + bytes([0, 0, 0, 1])
+
+
+def test_promise_is_broken_only_if_the_chunk_goes_before_its_time() -> None:
+    promises = Reservations(100)
+    for i in range(3):
+        assert promises.take(key(i), Wish(pin_until=10.0 + i, tenant="one"), 0.0)
+    assert not promises.lose(key(0), 10.0), "its time is over"
+    assert promises.lose(key(1), 10.0)
+    assert not promises.lose(key(1), 10.0), "it was lost before"
+    assert not promises.lose(key(9), 10.0), "nobody was promised that"
+    assert promises.lose_all(11.0) == 1
+    assert promises.lose_all(11.0) == 0
+
+
+def test_what_was_lost_counts_against_no_quota() -> None:
+    promises = Reservations(4)  # one for each tenant
+    assert promises.take(key(1), Wish(pin_until=10.0, tenant="one"), 0.0)
+    assert not promises.take(key(2), Wish(pin_until=10.0, tenant="one"), 0.0)
+    promises.lose(key(1), 1.0)
+    assert promises.take(key(2), Wish(pin_until=10.0, tenant="one"), 1.0)
+    promises.lose_all(1.0)
+    assert promises.take(key(3), Wish(pin_until=10.0, tenant="one"), 1.0)

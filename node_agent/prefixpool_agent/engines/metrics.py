@@ -6,12 +6,21 @@ Only the lines that are needed are looked at, found by searching: a busy vLLM ex
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 _LABEL: Final = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 
 _BY_SOURCE: Final = "vllm:prompt_tokens_cached_by_source_total"
+_HOST_FAILURES: Final = {
+    "vllm:kv_offload_allocation_failure_total": "write_full",  # no room, and nothing that may go
+    "vllm:kv_offload_tiering_promotion_allocation_failures_total": "promotion_full",  # the same, for what is on disk
+}
+_DISK_FAILURES: Final = {
+    "vllm:kv_offload_tiering_promotion_job_failures_total": "promotion_failed",
+    "vllm:kv_offload_tiering_cascade_job_failures_total": "cascade_failed",
+}
 
 
 class CacheConfig(NamedTuple):
@@ -23,6 +32,14 @@ class CacheConfig(NamedTuple):
     @property
     def usable_blocks(self) -> int:
         return max(0, self.blocks - 1)
+
+
+class TierFigures(NamedTuple):
+    """Of one tier below the device. `events`: how often what happened to its chunks, by the names that the tier gives."""
+
+    used_bytes: int = 0
+    capacity_bytes: int = 0
+    events: tuple[tuple[str, int], ...] = ()
 
 
 class EngineLoad(NamedTuple):
@@ -38,6 +55,8 @@ class EngineLoad(NamedTuple):
     disk_tokens: int = 0  # and from disk, which goes through host memory
     load_s: float = 0.0  # of copies from host memory to the device
     read_s: float = 0.0  # of reads from disk to host memory
+    host: TierFigures = TierFigures()
+    disk: TierFigures = TierFigures()
     cache: CacheConfig | None = None  # None: the engine does not say (yet)
 
     def load_s_per_token(self) -> tuple[float, float]:
@@ -60,7 +79,24 @@ def parse_load(text: str) -> EngineLoad:
         disk_tokens=int(sum(_values(text, _BY_SOURCE, 'source="disk"'))),
         load_s=sum(_values(text, "vllm:kv_offload_load_time_total")),
         read_s=sum(_values(text, "vllm:kv_offload_tiering_read_time_total")),
+        host=_tier(text, "host", _HOST_FAILURES),
+        disk=_tier(text, "disk", _DISK_FAILURES),
         cache=_cache_config(text),
+    )
+
+
+def _tier(text: str, tier: str, failures: Mapping[str, str]) -> TierFigures:
+    """Ours, and the failures that only vLLM's tiering sees, under names like ours."""
+    events: Counter[str] = Counter()
+    for line in _lines(text, f"prefixpool:{tier}_events_total"):
+        if (event := dict(_LABEL.findall(line)).get("event")) is not None:
+            events[event] += int(_value(line))
+    for metric, event in failures.items():
+        events[event] += int(sum(_values(text, metric)))
+    return TierFigures(
+        used_bytes=int(sum(_values(text, f"prefixpool:{tier}_used_bytes"))),
+        capacity_bytes=int(sum(_values(text, f"prefixpool:{tier}_capacity_bytes"))),
+        events=tuple(sorted((event, count) for event, count in events.items() if count)),
     )
 
 
@@ -75,14 +111,17 @@ def _cache_config(text: str) -> CacheConfig | None:
 
 def _values(text: str, metric: str, label: str = "") -> Iterator[float]:
     for line in _lines(text, metric):
-        if label not in line:
-            continue
-        try:
-            value = float(line.rpartition(" ")[2])
-        except ValueError:
-            continue
-        if value == value and abs(value) != float("inf"):
-            yield value
+        if label in line:
+            yield _value(line)
+
+
+def _value(line: str) -> float:
+    """0 for nonsense."""
+    try:
+        value = float(line.rpartition(" ")[2])
+    except ValueError:
+        return 0.0
+    return value if value == value and abs(value) != float("inf") else 0.0
 
 
 def _lines(text: str, metric: str) -> Iterator[str]:

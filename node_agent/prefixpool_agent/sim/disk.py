@@ -46,8 +46,8 @@ class DiskTier:
     def __init__(self, config: DiskConfig, model: str, block_tokens: int) -> None:
         self._layout = struct.Struct(f"<{STATE_BYTES}s{block_tokens}I")
         self._chunk_bytes = HEAD_BYTES + self._layout.size
-        self.capacity_bytes = config.blocks * self._chunk_bytes
-        limits = Limits(self.capacity_bytes, config.free_bytes, config.shared)
+        self.capacity = config.blocks
+        limits = Limits(config.blocks * self._chunk_bytes, config.free_bytes, config.shared)
         # The prefix keeps a sim's chunks apart from those of an engine with a model, and a name from being read as a folder.
         whose = namespace(f"sim:{model}", {"block_tokens": block_tokens})
         self._store = DiskStore(config.folder, whose, limits, recompute)
@@ -66,9 +66,9 @@ class DiskTier:
         return self._store.folder
 
     @property
-    def used_bytes(self) -> int:
-        """Of all files, as last counted."""
-        return self._store.last_used
+    def used_blocks(self) -> int:
+        """In all files of the folder, whoever wrote them, as last counted."""
+        return self._store.last_used // self._chunk_bytes
 
     @property
     def counts(self) -> Tally:

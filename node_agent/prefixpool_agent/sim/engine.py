@@ -105,7 +105,8 @@ class Engine:
         self.metrics = metrics
         self._timing = timing
         self._time_scale = time_scale
-        self._loads = metrics.with_tiers(scheduler.below.disk) if scheduler.below.exists else None
+        below, block_tokens = scheduler.below, scheduler.config.block_tokens
+        self._loads = metrics.with_tiers(below, block_tokens) if below.exists else None
         self._streams: dict[Sequence, _Stream] = {}
         self._wake = asyncio.Event()
         self._closed = False

@@ -6,6 +6,8 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from prefixpool_agent.sim.pool import MEDIUM_HOST, Event, removed
+from prefixpool_agent.tiers.disk_ledger import Removal
+from prefixpool_agent.tiers.tally import Tally
 
 
 class Copy(NamedTuple):
@@ -22,6 +24,7 @@ class HostTier:
         self.capacity = blocks
         self._copies: OrderedDict[bytes, Copy] = OrderedDict()
         self._events: list[Event] = []
+        self.counts = Tally()  # names of the host tier's metric
 
     def __len__(self) -> int:
         return len(self._copies)
@@ -36,7 +39,9 @@ class HostTier:
         while len(self._copies) >= self.capacity:
             old, _ = self._copies.popitem(last=False)
             self._events.append(removed(old, MEDIUM_HOST))
+            self.counts.add(f"evicted_{Removal.CAPACITY}")
         self._copies[digest] = copy
+        self.counts.add("written")
         self._events.append({**stored, "medium": MEDIUM_HOST})
 
     def get(self, digest: bytes) -> Copy | None:
@@ -44,6 +49,7 @@ class HostTier:
         copy = self._copies.get(digest)
         if copy is not None:
             self._copies.move_to_end(digest)
+            self.counts.add("read")
         return copy
 
     def reset(self) -> None:

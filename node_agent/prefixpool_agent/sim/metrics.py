@@ -6,8 +6,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from prefixpool_agent.sim.disk import DiskTier
-from prefixpool_agent.sim.tier_metrics import DiskCollector, LoadMetrics
+from prefixpool_agent.sim.below import Below
+from prefixpool_agent.sim.tier_metrics import LoadMetrics, TierCollector
 
 FINISH_REASONS: Final = ("stop", "length", "abort", "error", "repetition")
 _LABELS: Final = ("model_name", "engine")
@@ -80,10 +80,9 @@ class SimMetrics:
         self.prefill_computed = self._histogram("request_prefill_kv_computed_tokens", "New KV tokens of a prefill.", _TOKENS)
         self._cache_config(block_tokens, blocks, max_model_len)
 
-    def with_tiers(self, disk: DiskTier | None) -> LoadMetrics:
-        """There is a tier below the device, and perhaps a disk. To be called once."""
-        if disk is not None:
-            self.registry.register(DiskCollector(disk, self._values))
+    def with_tiers(self, below: Below, block_tokens: int) -> LoadMetrics:
+        """There are tiers below the device. To be called once."""
+        self.registry.register(TierCollector(below, self._values, block_tokens))
         return LoadMetrics(self.registry, self._values)
 
     def _cache_config(self, block_tokens: int, blocks: int, max_model_len: int) -> None:

@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from prefixpool_agent.sim.disk import DiskTier
+from prefixpool_agent.engines.sim import KV_TOKEN_BYTES
+from prefixpool_agent.sim.below import Below
 
 _DISK_LABEL: Final = "1:DiskTier"  # as vLLM numbers and names the tier below host memory
 
@@ -28,23 +29,29 @@ class LoadMetrics:
         )
 
 
-class DiskCollector(Collector):
-    """What the disk tier holds, and what happened to its chunks, when somebody asks."""
+class TierCollector(Collector):
+    """What the tiers hold, and what happened to their chunks, when somebody asks. Bytes are those that blocks stand for."""
 
-    def __init__(self, disk: DiskTier, labels: Mapping[str, str]) -> None:
-        self._disk = disk
+    def __init__(self, below: Below, labels: Mapping[str, str], block_tokens: int) -> None:
+        self._below = below
+        self._block_bytes = KV_TOKEN_BYTES * block_tokens
         self._names, self._values = tuple(labels), tuple(labels.values())
 
     def collect(self) -> Iterator[Metric]:
         """See `prometheus_client.registry.Collector`."""
-        disk = self._disk
-        yield self._gauge("disk_used_bytes", "Bytes of all files in the directory of the disk tier.", disk.used_bytes)
-        yield self._gauge("disk_capacity_bytes", "Bytes that the disk tier may use.", disk.capacity_bytes)
-        yield self._gauge("disk_chunks", "Chunks on disk that this engine knows.", len(disk))
+        host, disk = self._below.host, self._below.disk
+        yield from self._tier("host", len(host), host.capacity, host.counts)
+        if disk is not None:
+            yield from self._tier("disk", disk.used_blocks, disk.capacity, disk.counts)
+            yield self._gauge("disk_chunks", "Chunks on disk that this engine knows.", len(disk))
+
+    def _tier(self, tier: str, used: int, capacity: int, counts: Mapping[str, int]) -> Iterator[Metric]:
+        yield self._gauge(f"{tier}_used_bytes", f"Bytes of chunks in the {tier} tier.", used * self._block_bytes)
+        yield self._gauge(f"{tier}_capacity_bytes", f"Bytes that the {tier} tier may use.", capacity * self._block_bytes)
         events = CounterMetricFamily(
-            "prefixpool:disk_events", "What happened to chunks of the disk tier.", labels=(*self._names, "event")
+            f"prefixpool:{tier}_events", f"What happened to chunks of the {tier} tier.", labels=(*self._names, "event")
         )
-        for event, count in dict(disk.counts).items():
+        for event, count in dict(counts).items():
             events.add_metric((*self._values, event), count)
         yield events
 

@@ -11,7 +11,7 @@ from prefixpool.errors import SettingsError
 from prefixpool_agent.settings import Device, WorkerSettings
 
 _TIERS: Final = "prefixpool_agent.tiers"
-_SPECS: Final = {Device.CUDA: ("CPUOffloadingSpec", "TieringOffloadingSpec"), Device.CPU: ("HostSpec", "HostDiskSpec")}
+_SPECS: Final = {Device.CUDA: ("CudaHostSpec", "CudaHostDiskSpec"), Device.CPU: ("HostSpec", "HostDiskSpec")}
 
 
 class DiskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,13 +36,12 @@ def kv_transfer(settings: WorkerSettings, shm_bytes: int | None = None) -> dict[
         return None
     disk = _disk(settings)
     spec = _SPECS[settings.device][bool(disk)]
-    ours = {"spec_module_path": f"{_TIERS}.specs"} if settings.device is Device.CPU else {}
     return {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {
             "spec_name": spec,
-            **ours,
+            "spec_module_path": f"{_TIERS}.specs",
             "cpu_bytes_to_use": settings.host_kv_bytes,
             "self_describing_kv_events": True,  # else events of these tiers name blocks only, without text or parent
             "offload_prompt_only": False,  # replies are the next turn's prompt

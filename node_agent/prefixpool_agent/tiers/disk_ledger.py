@@ -26,6 +26,15 @@ class Failure(StrEnum):
     BROKEN = "broken"  # any other error of the system
 
 
+class Removal(StrEnum):
+    """Why this process removed a chunk. Names of a metric's label."""
+
+    CAPACITY = "capacity"  # of the tier
+    FREE_SPACE = "free_space"  # so much is left free for others
+    FOREIGN = "foreign"  # another model's, for either of these
+    DAMAGED = "damaged"  # not what was written
+
+
 class StoreError(Exception):
     """A chunk was not read or written."""
 

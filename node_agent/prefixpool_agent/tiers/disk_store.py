@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from prefixpool_agent.tiers import chunk_file
 from prefixpool_agent.tiers.chunk_file import HEAD_BYTES, NAMESPACE_BYTES, ChunkError, Head
 from prefixpool_agent.tiers.chunk_io import read_whole, unlink, write_all
-from prefixpool_agent.tiers.disk_ledger import Failure, Ledger, StoreError, store_error
+from prefixpool_agent.tiers.disk_ledger import Failure, Ledger, Removal, StoreError, store_error
 from prefixpool_agent.tiers.tally import Tally
 from prefixpool_agent.tiers.trail import Place
 from prefixpool_agent.tiers.worth import Ranking
@@ -145,6 +145,7 @@ class DiskStore:
             raise StoreError(Failure.ABSENT, path.name) from error
         except ChunkError as error:
             self._remove(id_)
+            self._count(id_, Removal.DAMAGED)
             raise StoreError(Failure.CORRUPT, f"{path.name}: {error}") from error
         except OSError as error:
             raise StoreError(Failure.UNREADABLE, f"{path.name}: {error.strerror}") from error
@@ -193,7 +194,7 @@ class DiskStore:
         if self._ledger.collects():
             self._clean()
             self._recount()
-            self._evict(self.used - self._limits.capacity)
+            self._evict(self.used - self._limits.capacity, Removal.CAPACITY)
 
     def _make_room(self, size: int) -> None:
         """Count `size` in. Raises StoreError if there is no room, and none can be made."""
@@ -202,15 +203,15 @@ class DiskStore:
         except OSError as error:
             raise store_error(error) from error
         if (missing := self._limits.free + size - status.f_bavail * status.f_frsize) > 0:
-            self._evict(missing)
+            self._evict(missing, Removal.FREE_SPACE)
             raise StoreError(Failure.DISK_FULL, f"less than {self._limits.free} bytes are free")
         if self._ledger.reserve(size):
             return
-        self._evict(self.used + size - int(LOW_WATER * self._limits.capacity))
+        self._evict(self.used + size - int(LOW_WATER * self._limits.capacity), Removal.CAPACITY)
         if not self._ledger.reserve(size):
             raise StoreError(Failure.FULL, f"{self._limits.capacity} bytes are in use")
 
-    def _evict(self, wanted: int) -> None:
+    def _evict(self, wanted: int, why: Removal) -> None:
         """As the collector, remove what is worth least, at least so many bytes."""
         if wanted <= 0 or not self._ledger.collects():
             return
@@ -222,7 +223,7 @@ class DiskStore:
                     return
                 wanted -= self._sizes.get(ids[0], 0)
                 self._remove(ids[0])
-                self.counts.add("evicted")
+                self._count(ids[0], why)
 
     def _recount(self) -> None:
         """What the files really take; of what is being written meanwhile, up to one file a writer is missed."""
@@ -285,3 +286,7 @@ class DiskStore:
         self._forget(id_)
         if unlink(self._path(id_)):
             self._ledger.count(-size)
+
+    def _count(self, id_: bytes, why: Removal) -> None:
+        mine = id_.startswith(self._namespace)
+        self.counts.add(f"evicted_{why if mine else Removal.FOREIGN}")

@@ -52,7 +52,7 @@ METRICS: Final = {
     "prefixpool:disk_capacity_bytes": OffloadingGaugeMetadata("Bytes that the disk tier may use."),
     "prefixpool:disk_chunks": OffloadingGaugeMetadata("Chunks on disk that this engine knows."),
     "prefixpool:disk_events": OffloadingCounterMetadata(
-        "What happened to chunks of the disk tier: read, written, evicted, and failures by reason.", ("event",)
+        "What happened to chunks of the disk tier: read, written, evicted by reason, and failures by reason.", ("event",)
     ),
 }
 

@@ -43,6 +43,23 @@ class Reservations:
             heappush(self._ends, (wish.pin_until, key))
         return True
 
+    def lose(self, key: bytes, now_s: float) -> bool:
+        """The chunk is gone. True: before its time, so that a promise is broken."""
+        self._expire(now_s)
+        if (promise := self._until.pop(key, None)) is None:
+            return False
+        self._spent[promise[1]] -= 1
+        return True
+
+    def lose_all(self, now_s: float) -> int:
+        """All chunks are gone. How many promises are broken."""
+        self._expire(now_s)
+        broken = len(self._until)
+        self._until.clear()
+        self._ends.clear()
+        self._spent.clear()
+        return broken
+
     def _expire(self, now_s: float) -> None:
         while self._ends and self._ends[0][0] <= now_s:
             end, key = heappop(self._ends)

@@ -1,6 +1,6 @@
-"""vLLM's offloading on the CPU platform: its schedulers, managers and events, with our copying (vLLM 0.32).
+"""vLLM's offloading, with figures of host memory (`host_stats`); on the CPU platform with our copying, too (vLLM 0.32).
 
-vLLM imports these by name, from the engine's `--kv-transfer-config` (see `connector`). On CUDA its own specs are used.
+vLLM imports these by name, from the engine's `--kv-transfer-config` (see `connector`). On CUDA all copies are vLLM's own.
 """
 
 from __future__ import annotations
@@ -11,9 +11,18 @@ from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from prefixpool_agent.tiers.host_copy import HostCopyWorker
+from prefixpool_agent.tiers.host_stats import Counted
 
 
-class HostSpec(CPUOffloadingSpec):  # type: ignore[misc]
+class CudaHostSpec(Counted, CPUOffloadingSpec):  # type: ignore[misc]
+    """Host memory below the engine's cache, on CUDA."""
+
+
+class CudaHostDiskSpec(Counted, TieringOffloadingSpec):  # type: ignore[misc]
+    """Host memory, and disk below it, on CUDA."""
+
+
+class HostSpec(Counted, CPUOffloadingSpec):  # type: ignore[misc]
     """Host memory below the engine's cache."""
 
     worker_class = HostCopyWorker
@@ -26,7 +35,7 @@ class HostSpec(CPUOffloadingSpec):  # type: ignore[misc]
         return self._copies
 
 
-class HostDiskSpec(TieringOffloadingSpec):  # type: ignore[misc]
+class HostDiskSpec(Counted, TieringOffloadingSpec):  # type: ignore[misc]
     """Host memory, and disk below it. The scheduler's process reads and writes the pool for the disk, so it is shared."""
 
     worker_class = HostCopyWorker

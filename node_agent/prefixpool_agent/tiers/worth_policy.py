@@ -16,6 +16,7 @@ from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus, order_request_keys
 
 from prefixpool_agent.tiers.reservations import Reservations, Wish
+from prefixpool_agent.tiers.tally import Tally
 from prefixpool_agent.tiers.trail import Place, Trail
 from prefixpool_agent.tiers.worth import Ranking, recompute
 
@@ -29,6 +30,7 @@ class WorthPolicy(CachePolicy):  # type: ignore[misc]
         super().__init__(cache_capacity)
         self._ranking = Ranking(REMEMBERED * cache_capacity, recompute)
         self._reservations = Reservations(cache_capacity)
+        self.counts = Tally()  # names of the host tier's metric
         self._chunks: dict[OffloadKey, ChunkStatus] = {}
         self._places: dict[bytes, Place] = {}  # of chunks that are about to be inserted
 
@@ -48,11 +50,14 @@ class WorthPolicy(CachePolicy):  # type: ignore[misc]
         parent, tokens = self._places.pop(key, Place())
         self._chunks[key] = chunk
         self._ranking.add(key, parent, tokens, time.monotonic(), busy=chunk.ref_cnt != 0)
+        self.counts.add("written")
 
     def remove(self, key: OffloadKey) -> None:
         """Its store failed."""
         del self._chunks[key]
         self._ranking.remove(key)
+        self.counts.add("write_failed")
+        self.counts.add("reservation_broken", self._reservations.lose(key, time.time()))
 
     def touch(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
         """vLLM tells uses by request, see below."""
@@ -78,28 +83,34 @@ class WorthPolicy(CachePolicy):  # type: ignore[misc]
             if (req_context.get_offload_key_position(key) or 0) > wish.pin_tokens or key not in self._chunks:
                 continue
             if not self._reservations.take(key, wish, time.time()):
+                self.counts.add("reservation_refused")
                 return
+            self.counts.add("reservation_made")
             self._ranking.reserve(key, time.monotonic() + wish.pin_until - time.time())
 
     def evict(self, n: int, protected: set[OffloadKey]) -> list[tuple[OffloadKey, ChunkStatus]] | None:
         """None: nothing that may go is left, and the newcomers are not stored."""
         keys = self._ranking.pop(n, time.monotonic(), protected)
-        return None if keys is None else [(OffloadKey(key), self._chunks.pop(OffloadKey(key))) for key in keys]
+        if keys is None:
+            return None
+        self.counts.add("evicted_capacity", n)
+        return [(OffloadKey(key), self._chunks.pop(OffloadKey(key))) for key in keys]
 
     def clear(self) -> None:
         """All chunks are gone, and all promises with them."""
         self._chunks.clear()
         self._places.clear()
         self._ranking.clear()
-        self._reservations = Reservations(self.cache_capacity)
+        self.counts.add("reservation_broken", self._reservations.lose_all(time.time()))
 
     def mark_evictable(self, key: OffloadKey) -> None:
         """Written, or read to the end."""
         self._ranking.set_busy(key, False)
 
     def mark_non_evictable(self, key: OffloadKey) -> None:
-        """Being read."""
+        """Being read, for the device or for the disk."""
         self._ranking.set_busy(key, True)
+        self.counts.add("read")
 
 
 def _wish(params: dict[str, Any] | None) -> Wish | None:
