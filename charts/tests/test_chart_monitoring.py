@@ -115,3 +115,22 @@ def test_the_dashboard_has_panels_of_its_own() -> None:
     assert len({panel["id"] for panel in PANELS}) == len(PANELS) > 10
     places = [tuple(panel["gridPos"].values()) for panel in PANELS]
     assert len(set(places)) == len(places)
+
+
+def test_panels_lie_beside_one_another() -> None:
+    cells = [(x, y) for place in (panel["gridPos"] for panel in PANELS) for x, y in cells_of(**place)]
+    assert len(set(cells)) == len(cells)
+
+
+def cells_of(x: int, y: int, w: int, h: int) -> list[tuple[int, int]]:
+    """That a panel covers."""
+    return [(x + i, y + j) for i in range(w) for j in range(h)]
+
+
+@pytest.mark.parametrize(
+    "metric", ["cached_tokens", "fill_ratio", "stores", "loads", "evictions", "failures", "reservations"]
+)
+def test_the_dashboard_draws_what_agents_tell_of_tiers(metric: str, metrics: dict[str, set[str]]) -> None:
+    (name,) = (name for name in metrics if re.fullmatch(rf"prefixpool_agent_tier_{metric}(_total)?", name))
+    (query,) = (query for query in QUERIES if name in query)
+    assert grouping(query) == metrics[name], "every label has its line"
