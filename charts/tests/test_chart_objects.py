@@ -132,7 +132,7 @@ def test_flags_say_what_the_values_say() -> None:
         }
     )
     assert (found.namespaces, found.router_rbac, found.image_pull_policy) == (("a", "b"), False, "Always")
-    assert (found.host, found.lease_name, found.log_format) == ("0.0.0.0", "prefixpool-operator", LogFormat.TEXT)
+    assert (found.host, found.lease_name, found.log_format) == ("::", "prefixpool-operator", LogFormat.TEXT)
     assert operator_settings(chart.CI["ha"]).resync_s == 120
 
 

@@ -20,6 +20,7 @@ import msgspec
 
 from prefixpool import names, wire
 from prefixpool.api.engine import EngineKind
+from prefixpool.listening import reachable
 from prefixpool_cli import engine_log, pool_files
 from prefixpool_cli.errors import PoolError
 from prefixpool_cli.pool_process import Process, kill_group
@@ -41,7 +42,7 @@ class Router:
         self.name = name
         self.ports = ports
         self.log = log
-        self.url = f"http://{_reachable(host)}:{ports[0]}"
+        self.url = f"http://{reachable(host)}:{ports[0]}"
         self.admin_url = f"http://127.0.0.1:{ports[1]}"
         self.process: Process | None = None
 
@@ -282,8 +283,3 @@ class LocalPool:
 
 def _quiet(stage: Stage) -> None:
     """Progress that nobody asked for."""
-
-
-def _reachable(host: str) -> str:
-    """The address at which a listener on all interfaces is reached from here."""
-    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)

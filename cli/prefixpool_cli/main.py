@@ -66,7 +66,7 @@ def up(  # noqa: PLR0913  # options of a command
     engine: Annotated[EngineKind, typer.Option(help="`vllm`, or `sim`: no model, no accelerator.")] = EngineKind.VLLM,
     port: Annotated[int, typer.Option(help="Port for clients; 0 for any free one.", min=0, max=65535)] = 8000,
     admin_port: Annotated[int, typer.Option(help="Port of the admin side; 0 for any free one.", min=0, max=65535)] = 8001,
-    host: Annotated[str, typer.Option(help="Address for clients; 0.0.0.0 for all of this machine's.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address for clients; :: for all of this machine's.")] = "127.0.0.1",
     routers: Annotated[int, typer.Option(help="Router programs, each on a port of its own.", min=1, max=16)] = 1,
     workers: Annotated[int, typer.Option(help="Processes of each router.", min=1, max=64)] = 1,
     policy: Annotated[str, typer.Option(help="prefix, chwbl, least_load, round_robin, random or session.")] = "prefix",

@@ -14,6 +14,7 @@ from random import Random
 from typing import Final
 
 from prefixpool import names
+from prefixpool.listening import available
 from prefixpool_cli.errors import PoolError
 
 FIRST_PORT: Final = 20_000
@@ -78,7 +79,7 @@ def _port_range(setting: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) 
 def port_is_free(host: str, port: int) -> bool:
     """Whether a listener could have the port now."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(available(host), port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)

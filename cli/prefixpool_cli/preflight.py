@@ -42,9 +42,7 @@ def check(spec: PoolSpec) -> None:
 def check_ports(spec: PoolSpec) -> None:
     """Raises CliError for an address that is not this machine's, or a port that the router could not have."""
     if not pool_files.is_local(spec.host):
-        raise CliError(
-            f"{spec.host!r} is no address of this machine", "give one with --host; 0.0.0.0 stands for all of them"
-        )
+        raise CliError(f"{spec.host!r} is no address of this machine", "give one with --host; :: stands for all of them")
     if spec.port and spec.port == spec.admin_port:
         raise CliError(f"port {spec.port} cannot be both --port and --admin-port", "0 stands for any free one")
     for name, port in (("--port", spec.port), ("--admin-port", spec.admin_port)):

@@ -19,9 +19,9 @@ import msgspec
 
 from prefixpool import names
 from prefixpool.errors import PrefixpoolError, SettingsError
+from prefixpool.listening import reachable
 from prefixpool.settings import parse
 from prefixpool.wire import DrainRequest, DrainStatus
-from prefixpool_agent.engines.vllm import reachable
 from prefixpool_agent.settings import WORKER_PREFIX, DrainSettings
 
 _GONE_S: Final = 3.0  # a supervisor starts a dead agent again within this time

@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from prefixpool import logs, names, note, wire
 from prefixpool.errors import PrefixpoolError
+from prefixpool.listening import bound
 from prefixpool.settings import parse
 from prefixpool_agent.agent import Agent
 from prefixpool_agent.attachment import Parts
@@ -157,7 +158,7 @@ async def _listen(stack: contextlib.AsyncExitStack, app: web.Application, settin
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    await web.TCPSite(runner, settings.host, settings.agent_port, reuse_address=True).start()
+    await web.SockSite(runner, bound(settings.host, settings.agent_port)).start()
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:

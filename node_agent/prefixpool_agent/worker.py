@@ -18,6 +18,7 @@ from prefixpool import names
 from prefixpool.api.engine import EngineKind
 from prefixpool.engine_arguments import split
 from prefixpool.errors import SettingsError
+from prefixpool.listening import available
 from prefixpool.settings import parse
 from prefixpool_agent import shm
 from prefixpool_agent.engines.base import EngineSpec, Host
@@ -149,6 +150,7 @@ def read_settings(argv: Sequence[str], env: dict[str, str]) -> WorkerSettings:
         "run_dir": os.path.abspath(settings.run_dir),
         "engine_key_file": os.path.abspath(settings.engine_key_file),
     }
+        "host": available(settings.host),
     split(settings.engine_args)  # unbalanced quotes are found before more is put behind them
     if engine:
         changes["engine_args"] = f"{settings.engine_args} {shlex.join(engine)}".strip()

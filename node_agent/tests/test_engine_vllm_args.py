@@ -116,6 +116,7 @@ def test_what_only_the_engine_can_resolve_is_left_to_it(model: str) -> None:
 def test_listening_everywhere_is_reached_on_loopback() -> None:
     assert vllm_spec(settings(host="0.0.0.0"), HOST).url == "http://127.0.0.1:8100"
     assert vllm_spec(settings(host="::1"), HOST).url == "http://[::1]:8100"
+    assert vllm_spec(settings(host="::1"), HOST).url == "http://[::1]:8100"
 
 
 def test_harmless_extra_arguments_are_passed_on() -> None:

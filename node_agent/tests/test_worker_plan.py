@@ -80,6 +80,17 @@ def test_environment_may_replace_flags(tmp_path: Path) -> None:
     assert worker.read_settings(flags(tmp_path), {"PREFIXPOOL_WORKER_MAX_NUM_SEQS": "5"}).max_num_seqs == 5
 
 
+def test_engine_and_agent_of_a_pod_listen_on_ipv4_where_there_is_no_ipv6(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert worker.read_settings(flags(tmp_path, "--host", "::"), {}).host == "::"
+    monkeypatch.setattr(worker, "available", lambda host: "0.0.0.0" if host == "::" else host)
+    settings = worker.read_settings(flags(tmp_path, "--host", "::"), {})
+    plan = worker.worker_plan(settings, HOST)
+    assert plan.engine.argv[plan.engine.argv.index("--host") + 1] == "0.0.0.0"
+    assert plan.agent.env["PREFIXPOOL_AGENT_HOST"] == "0.0.0.0"
+
+
 def test_long_run_directory_is_refused_before_anything_starts(tmp_path: Path) -> None:
     settings = worker.read_settings([*flags(tmp_path), "--run-dir", "/" + "x" * 100], {})
     with pytest.raises(SettingsError, match="too long for unix sockets"):

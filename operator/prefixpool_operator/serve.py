@@ -17,6 +17,7 @@ import aiohttp
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from prefixpool.listening import bound
 from prefixpool_operator import kube
 from prefixpool_operator.agents import HttpAgents
 from prefixpool_operator.apply import Applier
@@ -194,5 +195,5 @@ async def _listen(stack: AsyncExitStack, settings: OperatorSettings, app: web.Ap
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    await web.TCPSite(runner, settings.host, settings.port).start()
+    await web.SockSite(runner, bound(settings.host, settings.port)).start()
     _log.info("metrics and health", extra={"host": settings.host, "port": runner.addresses[0][1]})

@@ -91,6 +91,11 @@ def test_the_router_reads_what_the_spec_says() -> None:
     assert not found.ready_without_replicas
 
 
+def test_pods_of_ipv6_first_clusters_were_never_ready_because_they_listened_on_ipv4_alone() -> None:
+    found = router(FULL)
+    assert (worker(FULL).host, found.host, found.admin_host) == ("::", "::", "::")
+
+
 def test_every_variable_of_ours_is_a_setting() -> None:
     """A misspelt one would be passed over in silence."""
     spec = template(FULL)

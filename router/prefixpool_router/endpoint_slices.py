@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from prefixpool import names
+from prefixpool.listening import in_url
 from prefixpool_router.membership import Member, MemberState
 
 ENGINE_PORT: Final = "engine"  # names of the Service's ports
@@ -146,7 +147,7 @@ def _host(address: str, family: int) -> str:
         return ""
     if _FAMILIES[family] != f"IPv{version}" or "%" in address:
         return ""
-    return f"[{address}]" if version == 6 else address
+    return in_url(address)
 
 
 def _state(conditions: Conditions) -> MemberState:

@@ -17,6 +17,7 @@ from typing import Final
 
 from prefixpool.errors import SettingsError
 from prefixpool.kubernetes_names import check_label
+from prefixpool.listening import in_url
 from prefixpool_router.endpoint_slices import EndpointSlice, members_of, portless
 from prefixpool_router.kubernetes_api import ApiError, ApiServer, Deadlines, SliceApi, StaleError
 from prefixpool_router.membership import Member
@@ -160,4 +161,4 @@ def _url(given: str, env: Mapping[str, str]) -> str:
     host, port = env.get("KUBERNETES_SERVICE_HOST", ""), env.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         raise SettingsError("--kubernetes-url is needed: KUBERNETES_SERVICE_HOST is not set, so this is not a pod")
-    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    return f"https://{in_url(host)}:{port}"

@@ -17,6 +17,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from prefixpool.errors import SettingsError
+from prefixpool.listening import bound
 from prefixpool_router.admin import Explanations, Readiness, admin_app, exposition
 from prefixpool_router.app import Edge
 from prefixpool_router.credentials import Credentials
@@ -103,7 +104,7 @@ class Router:
             if self.place.admin_socket is not None:
                 await web.UnixSite(runner, str(self.place.admin_socket)).start()
             else:
-                await web.TCPSite(runner, self.settings.admin_host, self.settings.admin_port).start()
+                await web.SockSite(runner, bound(self.settings.admin_host, self.settings.admin_port)).start()
                 self.admin_port = int(runner.addresses[0][1])
             yield
         finally:
@@ -186,21 +187,6 @@ class _Telling:
         self._router.fleet.measure()
         # In a thread: with hundreds of replicas, writing all series takes tens of milliseconds.
         return await asyncio.to_thread(exposition, self._router.registry)
-
-
-def bound(host: str, port: int, *, shared: bool) -> socket.socket:
-    """A socket with this address, not listening yet. `shared`: other processes may have it, too. Raises OSError."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        sock.bind(address)
-    except OSError as error:
-        sock.close()
-        raise OSError(error.errno, f"{host}:{port}: {os.strerror(error.errno or 0)}") from error
-    return sock
 
 
 def membership(settings: RouterSettings) -> MembershipSource:

@@ -21,11 +21,12 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from prefixpool.listening import bound
 from prefixpool_router.admin import admin_app
 from prefixpool_router.drain import Draining
 from prefixpool_router.metrics import WorkersMetrics
 from prefixpool_router.processes import stop_on_signals
-from prefixpool_router.serve import Router, bound
+from prefixpool_router.serve import Router
 from prefixpool_router.settings import RouterSettings
 from prefixpool_router.workers_view import WorkersView
 
@@ -158,7 +159,7 @@ async def _admin(settings: RouterSettings, view: WorkersView) -> AsyncIterator[i
     runner = web.AppRunner(admin_app(view), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        await web.TCPSite(runner, settings.admin_host, settings.admin_port).start()
+        await web.SockSite(runner, bound(settings.admin_host, settings.admin_port)).start()
         async with view:
             yield int(runner.addresses[0][1])
     finally:

@@ -8,8 +8,9 @@ from typing import Final
 
 from prefixpool import names
 from prefixpool.engine_arguments import SIM, check, split
+from prefixpool.listening import reachable
 from prefixpool_agent.engines.base import EngineSpec, Host
-from prefixpool_agent.engines.vllm import MIDDLEWARE, kv_events, reachable
+from prefixpool_agent.engines.vllm import MIDDLEWARE, kv_events
 from prefixpool_agent.settings import WorkerSettings
 from prefixpool_agent.tiers import connector
 

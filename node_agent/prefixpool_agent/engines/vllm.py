@@ -11,6 +11,7 @@ from typing import Final
 from prefixpool import names
 from prefixpool.engine_arguments import VLLM, check, split
 from prefixpool.errors import SettingsError
+from prefixpool.listening import reachable
 from prefixpool_agent.engines.base import DeadlineRates, EngineSpec, Host, core_list, startup_deadline_s
 from prefixpool_agent.settings import Device, WorkerSettings
 from prefixpool_agent.tiers.connector import kv_transfer
@@ -158,10 +159,3 @@ def _env(settings: WorkerSettings, host: Host, extra: Sequence[str]) -> dict[str
         cores = settings.cpu_cores or ("auto" if settings.tensor_parallel > 1 else core_list(host.cores))
         env["VLLM_CPU_OMP_THREADS_BIND"] = cores
     return env
-
-
-def reachable(host: str) -> str:
-    """The address by which the agent, on the same machine, reaches a listener."""
-    if host in ("0.0.0.0", "::", ""):
-        return "127.0.0.1"
-    return f"[{host}]" if ":" in host else host

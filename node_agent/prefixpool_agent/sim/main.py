@@ -24,8 +24,11 @@ def main() -> None:
         server = SimServer(settings, dev_mode=dev_mode, handle_signals=True)
     except SettingsError as error:
         sys.exit(f"prefixpool-sim: {error}")
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(server.serve())
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(server.serve())
+    except OSError as error:
+        sys.exit(f"prefixpool-sim: {error}")
     if server.serving.engine.failed.is_set():
         sys.exit("prefixpool-sim: the engine has failed")
 

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from prefixpool import names
 from prefixpool.errors import SettingsError
+from prefixpool.listening import bound
 from prefixpool_agent.sim.api import build_app
 from prefixpool_agent.sim.disk import DiskTier
 from prefixpool_agent.sim.engine import Engine
@@ -105,7 +106,7 @@ class SimServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
-            await super().startup(sockets)
+            await super().startup(sockets or [bound(self.config.host, self.config.port)])
         finally:
             self.ready.set()
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from prefixpool import names
 from prefixpool.api.router import RouterLimits
+from prefixpool.listening import EVERYWHERE
 from prefixpool_operator.identity import KEY_ENGINE, KEY_SALT
 from prefixpool_operator.observed import Raw
 from prefixpool_operator.render import volumes
@@ -48,9 +49,9 @@ def _settings(plan: Blueprint) -> dict[str, Any]:
     """Names are those of the router's settings; None leaves its default."""
     model = plan.spec.model
     return {
-        "host": "0.0.0.0",
+        "host": EVERYWHERE,
         "port": names.ROUTER_PORT,
-        "admin_host": "0.0.0.0",
+        "admin_host": EVERYWHERE,
         "admin_port": names.ROUTER_ADMIN_PORT,
         "kubernetes_service": plan.identity.replicas_service,
         "served_models": ",".join([model.name, *(one.name for one in model.adapters)]),

@@ -8,6 +8,7 @@ from typing import Any, Final
 from prefixpool import names
 from prefixpool.api.engine import EnvVar
 from prefixpool.api.spec import PoolSpec
+from prefixpool.listening import EVERYWHERE
 from prefixpool.sizing.kv import KvDtype
 from prefixpool_operator.identity import KEY_ENGINE
 from prefixpool_operator.observed import Raw
@@ -87,7 +88,7 @@ def _settings(plan: Blueprint) -> dict[str, Any]:
         "served_model_name": spec.model.name,
         "engine": spec.engine.kind.value,
         "engine_key_file": f"{volumes.KEYS}/{KEY_ENGINE}",
-        "host": "0.0.0.0",
+        "host": EVERYWHERE,
         "device": "cpu" if spec.accelerator.on_cpu else "cuda",
         "tensor_parallel": spec.accelerator.tensor_parallel,
         "pipeline_parallel": spec.accelerator.pipeline_parallel,
