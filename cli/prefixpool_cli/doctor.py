@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import aiohttp
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from prefixpool import engine_key
 from prefixpool_cli.admin import AdminClient, AgentAnswer, ask_agent
-from prefixpool_cli.errors import CliError
 from prefixpool_cli.findings import Finding, Severity, examine
 from prefixpool_router.state import StateReport
 
 
 async def doctor(admin: str, key_file: str, console: Console, *, as_json: bool) -> bool:
-    """False if anything is broken; warnings alone are no failure. Raises CliError if the router does not answer."""
-    key = read_key(key_file)
+    """False if anything is broken; warnings alone are no failure.
+
+    Raises CliError if the router does not answer, SettingsError for a key file without a key.
+    """
+    key = engine_key.read_sent(key_file) if key_file else ""
     async with aiohttp.ClientSession() as http:
         state = await AdminClient(http, admin).state()
         agents = await _agents(http, state, key) if key else {}
@@ -28,19 +30,6 @@ async def doctor(admin: str, key_file: str, console: Console, *, as_json: bool) 
     else:
         _tell(found, state, console, asked=bool(key))
     return all(finding.severity is not Severity.ERROR for finding in found)
-
-
-def read_key(path: str) -> str:
-    """The first line of the key file; empty without a file. Raises CliError if it cannot be read."""
-    if not path:
-        return ""
-    try:
-        lines = Path(path).read_text().splitlines()
-    except OSError as error:
-        raise CliError(f"the engine key cannot be read: {error}", "give the pool's key file: --engine-key-file") from error
-    if not lines or not lines[0].strip():
-        raise CliError(f"{path} holds no key", "its first line is the pool's engine key")
-    return lines[0].strip()
 
 
 async def _agents(http: aiohttp.ClientSession, state: StateReport, key: str) -> dict[str, AgentAnswer]:

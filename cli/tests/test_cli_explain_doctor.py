@@ -13,6 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from rich.console import Console
 
+from prefixpool.errors import SettingsError
 from prefixpool.wire import Costs, DrainStatus, Info, Mode, State, Template
 from prefixpool_cli import doctor, explain
 from prefixpool_cli.admin import AdminClient, AgentAnswer, ask_agent
@@ -243,14 +244,9 @@ async def test_doctor_asks_agents_with_the_pools_key(admin: str, tmp_path: Path)
     assert not await doctor.doctor(admin, str(key), Console(quiet=True), as_json=True)
 
 
-@pytest.mark.parametrize("content", ["", "\n\n"])
-def test_an_empty_key_file_is_an_error(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "key"
-    path.write_text(content)
-    with pytest.raises(CliError, match="holds no key"):
-        doctor.read_key(str(path))
-    with pytest.raises(CliError, match="cannot be read"):
-        doctor.read_key(str(tmp_path / "none"))
+async def test_a_key_file_without_a_key_is_an_error(admin: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="none: No such file"):
+        await doctor.doctor(admin, str(tmp_path / "none"), Console(quiet=True), as_json=False)
 
 
 async def test_a_router_that_does_not_answer_is_told_with_its_address() -> None:

@@ -12,12 +12,11 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from prefixpool import names
+from prefixpool import engine_key, names
 from prefixpool.errors import PrefixpoolError, SettingsError
 from prefixpool.listening import reachable
 from prefixpool.settings import parse
@@ -53,7 +52,7 @@ def main(argv: Sequence[str] | None = None, env: Mapping[str, str] = os.environ)
     )
     try:
         settings = parse(DrainSettings, sys.argv[1:] if argv is None else argv, env, prefix=WORKER_PREFIX, parser=parser)
-        status = drain(settings, _key(settings.engine_key_file))
+        status = drain(settings, engine_key.read_sent(settings.engine_key_file))
     except SettingsError as error:
         sys.stderr.write(f"prefixpool-worker drain: {error}\n")
         return 2
@@ -97,14 +96,6 @@ def _ask(settings: DrainSettings, key: str, timeout_s: float) -> DrainStatus:
         raise RefusedError(f"what listens on port {settings.agent_port} is no agent: {error}") from error
     finally:
         connection.close()
-
-
-def _key(path: str) -> str:
-    try:
-        lines = Path(path).read_text().split("\n")
-    except OSError as error:
-        raise SettingsError(f"--engine-key-file={path}: {error.strerror}") from error
-    return lines[0].strip()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 import aiohttp
 import msgspec
 
-from prefixpool.errors import PrefixpoolError
+from prefixpool import engine_key
+from prefixpool.errors import PrefixpoolError, SettingsError
 from prefixpool_agent.engines.base import EngineFacts
 from prefixpool_agent.engines.metrics import EngineLoad, parse_load
 
@@ -87,11 +88,11 @@ class EngineClient:
             raise EngineError(f"{path}: {error}") from error
 
     def _key(self) -> str:
-        """The first line, read each time: rotation must not need a restart. Raises EngineError."""
+        """Read each time: rotation must not need a restart. Raises EngineError."""
         try:
-            return self._key_file.read_text(encoding="utf-8").split("\n", 1)[0].strip()
-        except OSError as error:
-            raise EngineError(f"engine key file: {error.strerror}") from error
+            return engine_key.read_sent(self._key_file)
+        except SettingsError as error:
+            raise EngineError(str(error)) from error
 
 
 def _json(text: str) -> dict[str, Any]:

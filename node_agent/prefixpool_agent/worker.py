@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from prefixpool import names
+from prefixpool import engine_key, names
 from prefixpool.api.engine import EngineKind
 from prefixpool.engine_arguments import split
 from prefixpool.errors import SettingsError
@@ -173,12 +173,7 @@ def _check_files(settings: WorkerSettings) -> None:
         )
     if _belongs_to_all(Path(settings.run_dir)):
         raise SettingsError(f"--run-dir={settings.run_dir}: others keep files there, and it would be closed to them")
-    try:
-        has_key = bool(Path(settings.engine_key_file).read_bytes().strip())
-    except OSError as error:
-        raise SettingsError(f"--engine-key-file={settings.engine_key_file}: {error.strerror}") from error
-    if not has_key:
-        raise SettingsError(f"--engine-key-file={settings.engine_key_file}: the file is empty")
+    engine_key.read_sent(settings.engine_key_file)
 
 
 def _belongs_to_all(folder: Path) -> bool:

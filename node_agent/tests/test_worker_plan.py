@@ -100,7 +100,7 @@ def test_long_run_directory_is_refused_before_anything_starts(tmp_path: Path) ->
 def test_missing_or_empty_key_is_refused(tmp_path: Path) -> None:
     settings = worker.read_settings(flags(tmp_path), {})
     (tmp_path / "key").write_text("\n")
-    with pytest.raises(SettingsError, match="is empty"):
+    with pytest.raises(SettingsError, match="no engine key in it"):
         worker._check_files(settings)
     (tmp_path / "key").unlink()
     with pytest.raises(SettingsError, match="No such file"):

@@ -11,6 +11,8 @@ import binascii
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from prefixpool import engine_key
+from prefixpool.errors import SettingsError
 from prefixpool.wire import Info
 from prefixpool_operator import kube
 from prefixpool_operator.agents import Agents
@@ -103,7 +105,7 @@ class Observer:
         if not is_of(secret, identity):
             return _Keys(foreign=True)
         data = secret.get("data") or {}
-        return _Keys({**secret, "data": dict.fromkeys(data, "")}, _text(data.get(KEY_ENGINE, "")))
+        return _Keys({**secret, "data": dict.fromkeys(data, "")}, _key(data.get(KEY_ENGINE, "")))
 
 
 async def named(api: KubeApi, namespace: str, names: Iterable[Key]) -> dict[Key, Raw]:
@@ -137,9 +139,9 @@ def labelled(obj: Raw, pool: str) -> bool:
     return (obj["metadata"].get("labels") or {}).get(L_POOL) == pool
 
 
-def _text(encoded: str) -> str:
-    """ "" for what is no base64 of text: then no agent is asked."""
+def _key(encoded: str) -> str:
+    """ "" for what is no base64 of a key: then no agent is asked."""
     try:
-        return base64.b64decode(encoded, validate=True).decode().strip()
-    except (binascii.Error, UnicodeDecodeError):
+        return engine_key.sent(base64.b64decode(encoded, validate=True))
+    except (binascii.Error, SettingsError):
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping
 
 import pytest
@@ -85,6 +86,16 @@ async def test_secrets_are_read_by_name_and_their_values_go_to_agents_only() -> 
     assert ("list", "Secret", f"{L_POOL}=p") not in rig.api.calls
     assert "c2VzYW1l" not in repr(observed)
     assert "sesame" not in repr(observed)
+
+
+@pytest.mark.parametrize(
+    ("content", "keys"), [("new\nold\n", ["new"]), ("\n", []), ("not \u00e4scii", []), ("two\rlines", ["two"])]
+)
+async def test_a_secret_with_an_old_key_behind_the_new_one_broke_every_look(content: str, keys: list[str]) -> None:
+    rig = Rig()
+    rig.api.put(kube.SECRET, "p-keys", metadata=OURS, data={"engine": base64.b64encode(content.encode()).decode()})
+    await rig.look()
+    assert rig.agents.keys == keys
 
 
 async def test_a_secret_of_somebody_else_opens_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from prefixpool import engine_key
 from prefixpool.errors import SettingsError
 from prefixpool_router.auth import Grant, KeyRing, scope_salt
 from prefixpool_router.settings import RouterSettings
@@ -21,7 +22,7 @@ class Credentials:
             raise SettingsError("--keys-file needs --salt-key-file: without a salt key, scopes could not be kept apart")
         self._keys = WatchedFile(settings.keys_file, _key_ring) if settings.keys_file else None
         self._salt_key = WatchedFile(settings.salt_key_file, _secret) if settings.salt_key_file else None
-        self._engine_key = WatchedFile(settings.engine_key_file, _first_line) if settings.engine_key_file else None
+        self._engine_key = WatchedFile(settings.engine_key_file, engine_key.sent) if settings.engine_key_file else None
 
     def refresh(self) -> None:
         """Look at the files; blocks for a few stat calls."""
@@ -58,13 +59,6 @@ def _decoded(raw: bytes) -> str:
 
 def _key_ring(raw: bytes) -> KeyRing:
     return KeyRing.parse(_decoded(raw))
-
-
-def _first_line(raw: bytes) -> str:
-    lines = _decoded(raw).splitlines()
-    if not lines or not lines[0].strip():
-        raise SettingsError("the first line must hold a key")
-    return lines[0].strip()
 
 
 def _secret(raw: bytes) -> bytes:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
+from prefixpool import engine_key
 from prefixpool.errors import SettingsError
 
 _RECHECK_S: Final = 1.0
@@ -72,11 +73,7 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 
 def _read(path: Path) -> tuple[bytes, ...]:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise SettingsError(f"{path}: {error.strerror}") from error
-    return tuple(line.strip() for line in data.splitlines() if line.strip())
+    return engine_key.accepted(engine_key.read(path))
 
 
 def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
