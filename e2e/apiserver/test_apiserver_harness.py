@@ -50,6 +50,7 @@ def test_a_service_account_has_no_more_than_its_own_rights(api: ApiServer, names
 _STARTS_AND_WAITS = """
 import signal
 from prefixpool_testing.cluster.api_server import api_server
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
 with api_server() as api:
     print(api.folder, *api.programs.pids(), flush=True)
     signal.pause()
