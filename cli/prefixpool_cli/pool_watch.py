@@ -105,7 +105,7 @@ class Watcher:
         if info is None and fraction >= 1:
             return "engine is up, the agent is reading the tokenizer", 0.95
         if info is not None and info.download is not None:
-            return _of_download(info.download), 0.05
+            return download_words(info.download), 0.05
         return words, min(fraction, 0.99)
 
     def _raise_if_dead(self) -> None:
@@ -124,5 +124,6 @@ class Watcher:
         return PoolError(f"{self._replica.name}: {what}", f"the end of its log:\n{log}" if log else "")
 
 
-def _of_download(download: wire.Download) -> str:
+def download_words(download: wire.Download) -> str:
+    """How far it is, or why it does not go on."""
     return download.problem or f"downloading the model: {amount(download, _DOWNLOAD_STEPS)}"

@@ -13,11 +13,13 @@ import pytest
 
 from prefixpool.api.engine import EngineKind
 from prefixpool.errors import SettingsError
+from prefixpool.wire import Download
 from prefixpool_agent.settings import Device
 from prefixpool_cli import pool_files, preflight
 from prefixpool_cli.errors import CliError, PoolError
 from prefixpool_cli.pool_process import Process
 from prefixpool_cli.pool_spec import MemberRow, PoolSpec, Ports, cores_of, gpu_env, members_json, router_argv, worker_argv
+from prefixpool_cli.pool_watch import download_words
 
 SPEC = PoolSpec(model="/models/tiny", engine=EngineKind.SIM, policy="chwbl", device_blocks=9, dev_mode=True)
 
@@ -50,6 +52,12 @@ def test_members_without_agents_are_plain_backends() -> None:
     assert told[0] == {"name": "local-0", "engine": "http://e", "agent": "http://a", "state": "ready"}
     assert told[1]["state"] == "terminating"
     assert [row["agent"] for row in json.loads(members_json(rows, agents=False))] == [None, None]
+
+
+def test_a_download_is_told_by_how_far_it_is_or_by_what_stops_it() -> None:
+    download = Download(model="org/m", done_bytes=1 << 30, total_bytes=4 << 30)
+    assert download_words(download) == "downloading the model: 25 %, 1.0 GiB of 4.0 GiB"
+    assert download_words(msgspec.structs.replace(download, problem="no space is left")) == "no space is left"
 
 
 @pytest.mark.parametrize(

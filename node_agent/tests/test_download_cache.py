@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -125,6 +126,31 @@ def test_a_restart_of_a_branch_needs_no_hub(hub: FakeHub, root: Path) -> None:
     first = Replica(hub, root).run()
     hub.close()
     assert Replica(hub, root).run() == first
+
+
+def test_a_cache_that_others_fill_needs_no_hub_where_it_is_said_so(
+    hub: FakeHub, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE is set" in Replica(hub, root).problem()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    folder = Replica(hub, root).run()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    asked = len(hub.asked)
+    assert Replica(hub, root).run() == folder, "what we downloaded"
+    shutil.rmtree(root / "models--org--model/prefixpool")
+    assert Replica(hub, root, revision=COMMIT).run() == folder, "what anybody did"
+    assert len(hub.asked) == asked
+
+
+def test_a_cache_that_is_complete_may_be_read_only(hub: FakeHub, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: object) -> None:
+        raise PermissionError(30, "Read-only file system")
+
+    folder = Replica(hub, root).run()
+    monkeypatch.setattr(Cache, "remember", closed)
+    monkeypatch.setattr(Cache, "remembered", lambda *_: None)
+    assert Replica(hub, root).run() == folder
 
 
 def test_a_file_that_is_gone_is_fetched_again(hub: FakeHub, root: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -25,6 +26,8 @@ _COMMIT: Final = 40  # digits: such a revision never moves
 
 class Source(Protocol):
     """`hub.Hub`."""
+
+    def offline(self, revision: str) -> Path | None: ...
 
     def listing(self, revision: str) -> Listing: ...
 
@@ -68,6 +71,8 @@ class Fetching:
         if here is not None and len(self._revision) == _COMMIT:
             return self._cache.snapshot(here)
         try:
+            if (filled := self._hub.offline(self._revision)) is not None:
+                return filled
             listing = self._listing()
         except DownloadError:
             if here is None:
@@ -75,7 +80,8 @@ class Fetching:
             return self._cache.snapshot(here)  # what a branch was; better than no engine
         if not self._cache.complete(listing):
             self._fetch(listing)
-        self._cache.remember(self._revision, listing)
+        with suppress(OSError):  # a cache that was filled by others and is read-only
+            self._cache.remember(self._revision, listing)
         return self._cache.snapshot(listing)
 
     def _listing(self) -> Listing:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from huggingface_hub import HfApi, constants, hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
 
 from prefixpool_agent.download.files import DownloadError, File, Listing
 from prefixpool_agent.inspection.hub import refusal
@@ -27,10 +27,17 @@ class Hub:
         self._model = model
         self._cache = cache
 
+    def offline(self, revision: str) -> Path | None:
+        """Where HF_HUB_OFFLINE is set: what others have put into the cache. None: it is not set."""
+        if not constants.HF_HUB_OFFLINE:
+            return None
+        try:
+            return Path(snapshot_download(self._model, revision=revision, cache_dir=self._cache, local_files_only=True))
+        except (OSError, ValueError) as error:
+            raise DownloadError(f"HF_HUB_OFFLINE is set, and {self._model} is not whole in {self._cache}") from error
+
     def listing(self, revision: str) -> Listing:
         """All files of a commit, with sizes."""
-        if constants.HF_HUB_OFFLINE:
-            raise DownloadError("HF_HUB_OFFLINE is set, and not all files of the model are in the cache")
         try:
             info = HfApi(endpoint=self._endpoint).model_info(
                 self._model, revision=revision, files_metadata=True, timeout=_ANSWER_S
@@ -59,8 +66,6 @@ class Hub:
                 return f"no space is left in {self._cache} for {what}"
             if isinstance(one, OSError) and one.errno in _CLOSED:
                 return f"{self._cache} cannot be written: {one.strerror}; it must belong to the pod's user or group"
-            if isinstance(one, OfflineModeIsEnabled):
-                return str(one)
         root = chain[-1]
         why = " ".join(str(root).split()) or type(root).__name__
         return f"{self._host} does not give {what}: {why}; is it open to pods?"
