@@ -120,6 +120,8 @@ def _reason(one: Planned) -> Text:
         text.append("\n  Any of these alone would fit: " + "; ".join(plan.changes) + ".")
     elif not plan.fits:
         text.append("\n  No single change to these settings would make it fit.")
+    for warning in plan.warnings:
+        text.append(f"\n  Warning: {warning.message}", "yellow")
     return text
 
 

@@ -93,6 +93,15 @@ def test_json_carries_every_figure_and_nothing_else_is_printed() -> None:
     assert found["decodeTokensPerSecond"] > 0
 
 
+def test_tiers_that_are_too_small_are_warned_of() -> None:
+    code, text = run("llama-3.1-8b", "-a", "h100", "--host-gib", "4")
+    assert code == 0
+    assert "Warning: The host pool of 4.0 GiB is smaller than 2 of the longest prompts (32.0 GiB)" in " ".join(text.split())
+    (found,) = plans("llama-3.1-8b", "-a", "h100", "--host-gib", "4")
+    assert [warning["hazard"] for warning in found["plan"]["warnings"]] == ["HostPoolSmall"]
+    assert "Warning" not in run("llama-3.1-8b", "-a", "h100", "--host-gib", "200")[1]
+
+
 def test_a_folder_and_its_config_say_the_same(model: Path) -> None:
     by_folder, by_file = plans(str(model)), plans(str(model / "config.json"))
     assert by_folder == by_file

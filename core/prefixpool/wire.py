@@ -177,6 +177,15 @@ class Download(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""  # why it does not go on, in words for the pool's owner; it is tried again
 
 
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a worker's container, in bytes; 0: no limit, or not known. Pages of files do not count."""
+
+    limit_bytes: int = 0
+    used_bytes: int = 0
+    most_used_bytes: int = 0  # since the agent started
+    shared_limit_bytes: int = 0  # size of /dev/shm
+
+
 class Info(msgspec.Struct, frozen=True, kw_only=True):
     """`GET /info` (JSON): everything the operator and `doctor` ask a replica. Sizes in bytes, counts in tokens or blocks."""
 
@@ -206,6 +215,7 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     costs: Costs
     drain: DrainStatus
     download: Download | None = None  # None: the files are there
+    memory: Memory = Memory()
 
 
 class DrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,6 +13,7 @@ import msgspec
 from prefixpool import names, wire
 from prefixpool_agent import saved_map
 from prefixpool_agent.attachment import Attachment, GateView, Parts
+from prefixpool_agent.cgroup import MemoryWatch
 from prefixpool_agent.download import state as download
 from prefixpool_agent.drain import Drain, View
 from prefixpool_agent.engine_client import EngineClient, EngineError
@@ -60,6 +61,7 @@ class Agent:
         self._attach_problem = ""
         self._attach_after_s = 0.0
         self._load = EngineLoad()
+        self._memory = MemoryWatch()
         self._save_due_s = 0.0
         self.oriented = asyncio.Event()  # it knows how the engine is; before that nothing is told of it
         self.drain = Drain(self, settings.drain_ack_s)
@@ -183,6 +185,7 @@ class Agent:
         """State, costs and the saved map, until cancelled."""
         while True:
             self._tell_state()
+            self._metrics.memory(self._memory.look())
             costs = self._costs()
             if costs != self._publisher.costs:
                 self._publisher.tell(costs)
@@ -304,6 +307,7 @@ class Agent:
             costs=self._costs(),
             drain=self.drain.status(),
             download=self._download(),
+            memory=self._memory.look(),
         )
 
     def _download(self) -> wire.Download | None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from prefixpool.wire import DrainPhase, Mode, State
+from prefixpool.wire import DrainPhase, Memory, Mode, State
 from prefixpool_agent.tier_metrics import TierMetrics
 
 PREDICTION_TOKENS: Final = (0, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384)
@@ -77,6 +77,8 @@ class AgentMetrics:
         self.prefill_seconds = gauge("prefill_token_seconds", "Measured seconds per uncached token of prefill")
         self.decode_seconds = gauge("decode_step_seconds", "Measured seconds of one decode step")
         self.load_seconds = gauge("load_token_seconds", "Measured seconds to bring a token back from a tier", "tier")
+        self.memory_used = gauge("memory_used_bytes", "Memory of the container that cannot be given back: without files")
+        self.memory_limit = gauge("memory_limit_bytes", "Memory that the container may use; 0: no limit")
         self._ignored: dict[str, int] = {}
         _one_of(self.state, State, State.STARTING)
         _one_of(self.mode, Mode, Mode.NONE)
@@ -86,6 +88,11 @@ class AgentMetrics:
         """The engine's state and the mode."""
         _one_of(self.state, State, state)
         _one_of(self.mode, Mode, mode)
+
+    def memory(self, seen: Memory) -> None:
+        """Of the container."""
+        self.memory_used.set(seen.used_bytes)
+        self.memory_limit.set(seen.limit_bytes)
 
     def in_drain(self, phase: DrainPhase) -> None:
         """The drain's phase."""

@@ -12,12 +12,14 @@ from prefixpool.api.spec import PoolSpec
 from prefixpool.api.status import ConditionStatus, Reason
 from prefixpool.api.struct import REPLICAS_MOST
 from prefixpool.sizing import plan as sizing
+from prefixpool.sizing import warning
 from prefixpool.sizing.errors import ShapeError, SizingError
 from prefixpool.sizing.kv import NULL_BLOCKS
 from prefixpool.sizing.plan import SizingPlan, Source
 from prefixpool.sizing.reasons import gib
 from prefixpool.sizing.request import SizingRequest
-from prefixpool.wire import State
+from prefixpool.sizing.tiers import HostLimits
+from prefixpool.wire import Info, State
 from prefixpool_operator import device, hindrances, inspection, remembered
 from prefixpool_operator.actions import FIELD_MANAGER
 from prefixpool_operator.identity import A_REVISION, A_SPEC_HASH, Identity
@@ -68,7 +70,7 @@ def size(observed: Observed, spec: PoolSpec, identity: Identity) -> Sized:
         planned=Planned(spec_hash=mark, device=found.device, measured_blocks=blocks),
         inspected=_document(inspected, spec) if shape.source is ShapeSource.INSPECTION else None,
     )
-    message = sized.message + _no_room(observed, spec, sized)
+    message = sized.message + _no_room(observed, spec, sized) + _warned(observed, mark, spec, sized)
     return msgspec.structs.replace(
         sized, message=message, shape_source=shape.source, inspected=inspected, remember=remember, spec_hash=mark
     )
@@ -78,6 +80,20 @@ def _no_room(observed: Observed, spec: PoolSpec, sized: Sized) -> str:
     if sized.plan is None or spec.engine.kind is EngineKind.SIM:
         return ""
     return device.no_room(observed.nodes, spec, sized.plan.host_needs.memory)
+
+
+def _warned(observed: Observed, mark: str, spec: PoolSpec, sized: Sized) -> str:
+    """The plan's warnings, and what containers say of their memory: of each hazard the first one."""
+    if sized.plan is None:
+        return ""
+    found = {one.hazard: one for one in sized.plan.warnings}
+    reported = {} if spec.engine.kind is EngineKind.SIM else _reported(observed, mark)
+    for name, info in sorted(reported.items()):
+        limits = HostLimits(memory=info.memory.limit_bytes, shared_memory=info.memory.shared_limit_bytes)
+        seen = warning.of_limits(sized.plan.host_needs, limits, name)
+        for one in (*seen, *warning.of_use(info.memory.limit_bytes, info.memory.most_used_bytes, name)):
+            found.setdefault(one.hazard, one)
+    return f" {warning.sentences(tuple(found.values()))}" if found else ""
 
 
 def _document(inspected: Inspected, spec: PoolSpec) -> remembered.Inspected:
@@ -158,21 +174,23 @@ def _measured_blocks(observed: Observed, mark: str, before: Planned | None) -> i
     It can only sink while the spec stays the same, so that a replica that comes and goes changes nothing.
     """
     known = [before.measured_blocks] if before is not None and before.measured_blocks else []
-    return min([*known, *_reported(observed, mark)], default=0)
+    reported = _reported(observed, mark).values()
+    blocks = [
+        info.device_blocks + NULL_BLOCKS
+        for info in reported
+        if info.device_blocks and info.state in (State.READY, State.FENCED)
+    ]
+    return min([*known, *blocks], default=0)
 
 
-def _reported(observed: Observed, mark: str) -> list[int]:
-    """By engines of pods that were made for the spec with this hash."""
+def _reported(observed: Observed, mark: str) -> dict[str, Info]:
+    """By agents of pods that were made for the spec with this hash."""
     stateful = observed.children.get(("StatefulSet", observed.pool["metadata"]["name"]))
     if stateful is None or (stateful["metadata"].get("annotations") or {}).get(A_SPEC_HASH) != mark:
-        return []
+        return {}
     revision = _revision(stateful["spec"]["template"]["metadata"])
     own = {pod["metadata"]["name"] for pod in observed.pods if _revision(pod["metadata"]) == revision}
-    return [
-        info.device_blocks + NULL_BLOCKS
-        for name, info in observed.infos.items()
-        if name in own and info.device_blocks and info.state in (State.READY, State.FENCED)
-    ]
+    return {name: info for name, info in observed.infos.items() if name in own}
 
 
 def _revision(metadata: Raw) -> str | None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from prefixpool.sizing import inspection
-from prefixpool.wire import State
+from prefixpool.wire import Memory, State
 from prefixpool_operator.actions import Apply, Delete
 from prefixpool_operator.observed import Node, Raw
 from prefixpool_operator.troubles import LOOK_S
@@ -286,3 +286,46 @@ def test_a_broken_memory_is_forgotten() -> None:
     cluster.run()
     assert cluster.said()["Sized"] == "True Planned"
     assert msgspec.json.decode(cluster.children["ConfigMap", "chat-config"]["data"]["planned"])["specHash"]
+
+
+def vllm_on_cpu(**spec: Any) -> ToyCluster:
+    accelerator = {"resource": "cpu", "memory": "16Gi"}
+    shape = {"model": {"source": "HuggingFaceTB/SmolLM2-135M-Instruct"}, "engine": {"kind": "vllm"}}
+    cluster = ToyCluster(pool({**shape, "accelerator": accelerator, "replicas": 1, **spec}))
+    cluster.run()
+    return cluster
+
+
+def said(cluster: ToyCluster) -> str:
+    return str(cluster.condition("Sized")["message"])
+
+
+def test_tiers_too_small_to_be_of_use_are_warned_of_and_pods_start_all_the_same() -> None:
+    cluster = vllm_on_cpu(kvCache={"host": {"memory": "256Mi"}})
+    assert "Warning: The host pool of 256 MiB is smaller than 2 of the longest prompts" in said(cluster)
+    assert len(cluster.pods) == 1
+    assert "Warning" not in said(vllm_on_cpu())
+
+
+def test_limit_below_the_plan_is_warned_of_before_and_after_pods_start() -> None:
+    cluster = vllm_on_cpu(engine={"kind": "vllm", "resources": {"limits": {"memory": "2Gi"}}})
+    assert "Warning: The engine's container may use 2.0 GiB of memory, and 16.0 GiB are planned" in said(cluster)
+    cluster.infos = {"chat-0": info("chat-0", memory=Memory(limit_bytes=2 << 30))}
+    cluster.run()
+    assert said(cluster).count("Warning") == 1
+
+
+def test_what_containers_really_get_and_use_is_compared_with_the_plan() -> None:
+    cluster = vllm_on_cpu()
+    for memory, words in (
+        (Memory(limit_bytes=16 << 30, used_bytes=1, most_used_bytes=15 << 30, shared_limit_bytes=1 << 30), ""),
+        (Memory(), ""),
+        (Memory(limit_bytes=12 << 30), "chat-0 may use 12.0 GiB of memory, and 16.0 GiB are planned"),
+        (Memory(shared_limit_bytes=64 << 20), "chat-0 has 64 MiB of /dev/shm, and 1.0 GiB are planned"),
+        (Memory(limit_bytes=16 << 30, most_used_bytes=16 << 30), "chat-0 has used more than 95 % of its memory limit"),
+    ):
+        cluster.infos = {"chat-0": info("chat-0", memory=memory)}
+        cluster.run()
+        assert ("Warning" in said(cluster)) is bool(words)
+        assert words in said(cluster)
+        assert cluster.plan().actions == (), "nothing is done about it"

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from prefixpool.api.engine import Accelerator as AcceleratorSpec
 from prefixpool.api.engine import EngineKind
 from prefixpool.api.model import Model, ShapeFigures
+from prefixpool.api.quantity import Bytes
 from prefixpool.api.spec import PoolSpec
 from prefixpool.sizing import catalogue, shape
 from prefixpool.sizing.catalogue import Accelerator
@@ -22,6 +23,7 @@ from prefixpool.sizing.parallel import Parallel
 from prefixpool.sizing.plan import SizingPlan
 from prefixpool.sizing.request import Budget, SizingRequest
 from prefixpool.sizing.shape import KvLayers, ModelShape
+from prefixpool.sizing.tiers import HostLimits
 
 NO_SHAPE: Final = (
     "nothing is known of this model: spec.model.shape is not given, the catalogue does not have it, "
@@ -89,6 +91,7 @@ def sizing_request(spec: PoolSpec, model: ModelShape, device: Accelerator) -> Si
         disk_bytes=int(cache.disk.size) if cache.disk else 0,
         budget=_budget(spec),
         replicas=1,
+        limits=HostLimits(memory=_memory_limit(spec)),
     )
 
 
@@ -117,6 +120,16 @@ def _given(args: Sequence[str], flag: str) -> int:
     words = [word for one in args for word in one.split("=", 1)]
     values = [value for name, value in pairwise(words) if name == flag and value.isdecimal()]
     return int(values[-1]) if values else 0
+
+
+def _memory_limit(spec: PoolSpec) -> int:
+    """Of the engine's container, as its pods get it: a request alone is a limit, too. 0: as planned."""
+    given = spec.engine.resources
+    written = (given.limits.get("memory") or given.requests.get("memory")) if given else None
+    try:
+        return int(Bytes.parse(written)) if written else 0
+    except ValueError:  # a quantity, but none of bytes: the API server says so
+        return 0
 
 
 def _budget(spec: PoolSpec) -> Budget | None:

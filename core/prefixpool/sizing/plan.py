@@ -11,12 +11,13 @@ from typing import Final
 
 import msgspec
 
-from prefixpool.sizing import changes, memory, reasons
+from prefixpool.sizing import changes, memory, reasons, warning
 from prefixpool.sizing.errors import SizingError
 from prefixpool.sizing.kv import NULL_BLOCKS, KvDtype, KvLayout, bytes_per_token, layout
 from prefixpool.sizing.parallel import check, stored_copies
 from prefixpool.sizing.request import Budget, BudgetTier, SizingRequest, checked
 from prefixpool.sizing.tiers import HostNeeds, TierSize, disk_tier, host_needs, host_tier
+from prefixpool.sizing.warning import SizingWarning
 
 
 class LimitedBy(StrEnum):
@@ -56,6 +57,7 @@ class SizingPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     replicas: int
     sessions_per_replica: int  # of the budget's length, in the budget's tier; 0 without such a budget
     host_needs: HostNeeds
+    warnings: tuple[SizingWarning, ...] = ()  # of what starts, but may not do what it is there for
     source: Source = Source.PLANNED
 
 
@@ -69,6 +71,7 @@ def plan(request: SizingRequest) -> SizingPlan:
     sized = _Sized.of(wanted)
     limited = sized.limited_by()
     outcome = sized.outcome(sized.short)
+    needs = host_needs(wanted.parallel, wanted.host_bytes, sized.divided.total if wanted.accelerator.host_memory else 0)
     return SizingPlan(
         fits=not sized.short,
         limited_by=limited,
@@ -86,9 +89,8 @@ def plan(request: SizingRequest) -> SizingPlan:
         max_model_len=wanted.length,
         replicas=outcome.replicas,
         sessions_per_replica=outcome.sessions,
-        host_needs=host_needs(
-            wanted.parallel, wanted.host_bytes, sized.divided.total if wanted.accelerator.host_memory else 0
-        ),
+        host_needs=needs,
+        warnings=(*sized.warnings, *warning.of_limits(needs, wanted.limits, "The engine's container")),
     )
 
 
@@ -110,6 +112,7 @@ def corrected(planned: SizingPlan, request: SizingRequest, blocks: int) -> Sizin
         concurrent_sequences=round(sized.usable_blocks / sized.blocks_each, 2),
         replicas=outcome.replicas,
         sessions_per_replica=outcome.sessions,
+        warnings=(*sized.warnings, *warning.of_limits(planned.host_needs, wanted.limits, "The engine's container")),
         source=Source.MEASURED,
     )
 
@@ -167,6 +170,10 @@ class _Sized(msgspec.Struct, frozen=True, kw_only=True):
     def disk(self) -> TierSize:
         size = self.request.disk_bytes
         return disk_tier(self.layout, self.copies, size, self.request.length) if size else _NONE
+
+    @property
+    def warnings(self) -> tuple[SizingWarning, ...]:
+        return warning.of_tiers(self.device, self.host, self.disk, self.layout.blocks_for(self.request.length))
 
     @property
     def on_host(self) -> bool:

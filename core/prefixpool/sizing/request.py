@@ -12,6 +12,7 @@ from prefixpool.sizing.kv import DEFAULT_BLOCK_TOKENS, KvDtype
 from prefixpool.sizing.memory import DEFAULT_UTILISATION_PERCENT, Batching
 from prefixpool.sizing.parallel import Parallel
 from prefixpool.sizing.shape import ModelShape
+from prefixpool.sizing.tiers import HostLimits
 
 
 class BudgetTier(StrEnum):
@@ -46,6 +47,7 @@ class SizingRequest(msgspec.Struct, frozen=True, kw_only=True):
     disk_bytes: int = 0
     budget: Budget | None = None
     replicas: int = 1  # without a budget
+    limits: HostLimits = HostLimits()  # of the engine's container, where somebody has set them
 
     @property
     def length(self) -> int:

@@ -36,6 +36,13 @@ class HostNeeds(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     memory: int  # request and limit of the engine's container; pages in /dev/shm count towards it
 
 
+class HostLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes that an engine's container gets; 0: not limited, or not known."""
+
+    memory: int = 0
+    shared_memory: int = 0  # size of /dev/shm
+
+
 def host_tier(layout: KvLayout, copies: int, pool_bytes: int, length: int) -> TierSize:
     """What vLLM's host pool of so many bytes holds. `copies`: `parallel.stored_copies`."""
     chunk = -(-layout.block_bytes * copies // _PAGE) * _PAGE
