@@ -6,7 +6,7 @@ from collections.abc import Collection
 from itertools import islice
 
 
-def listed(names: Collection[str], most: int) -> str:
+def listed(names: Collection[str], most: int, between: str = ", ") -> str:
     """`a, b and 3 more`; empty for no names."""
-    shown = ", ".join(islice(names, most))
+    shown = between.join(islice(names, most))
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown

@@ -26,7 +26,7 @@ from prefixpool_router.replica import DEFAULT_BLOCK_TOKENS, Replica, Verdict
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S: Final = 1
 _RETRY_EMPTY_AFTER_S: Final = 10  # a pool without replicas has to start one first
-_NAMED: Final = 5  # replicas in one sentence
+_NAMED: Final = 5  # replicas, or reasons, in one sentence
 _ALL: Final = 1 << 30
 
 
@@ -262,11 +262,12 @@ class Fleet:
     # -- readiness
 
     def _reasons(self) -> str:
-        """Why nobody is usable; replicas with the same reason together."""
+        """Why nobody is usable; replicas with the same reason together, and a few reasons of many."""
         by_reason: dict[str, list[str]] = {}
         for name, verdict in sorted(self._verdicts.items()):
             by_reason.setdefault(verdict.why, []).append(name)
-        return "; ".join(f"{listed(names, _NAMED)}: {why}" for why, names in by_reason.items())
+        told = [f"{listed(names, _NAMED)}: {why}" for why, names in by_reason.items()]
+        return listed(told, _NAMED, between="; ")
 
     def readiness(self, problem: str) -> tuple[bool, str]:
         """Whether clients should come here, and why (not). `problem`: the membership source's."""

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from prefixpool import names
+from prefixpool.listing import listed
 from prefixpool_router.admin import PATH_EXPLAIN, PATH_STATE, Explanations, Readiness, exposition
 from prefixpool_router.drain import Draining
 from prefixpool_router.metrics import WorkersMetrics
@@ -24,6 +25,7 @@ from prefixpool_router.state import StateReport
 
 _log = logging.getLogger(__name__)
 _STARTUP_S: Final = 30.0  # after which a worker that never was ready is no reason to send clients elsewhere
+_TOLD: Final = 5  # workers, with their reasons, in one sentence
 _ASK_S: Final = 2.0  # a worker's event loop that lags more than this is not well
 
 
@@ -61,8 +63,8 @@ class WorkersView:
             return Readiness(False, f"{starting} of {len(self._sockets)} workers are starting")
         if ready:
             return Readiness(True, f"{len(ready)} of {len(self._sockets)} workers ready; {answers[ready[0]].why}")
-        why = "; ".join(f"worker {worker}: {answer.why}" for worker, answer in sorted(answers.items()))
-        return Readiness(False, why or "no worker answers yet")
+        told = [f"worker {worker}: {answer.why}" for worker, answer in sorted(answers.items())]
+        return Readiness(False, listed(told, _TOLD, between="; ") or "no worker answers yet")
 
     async def state(self) -> StateReport:
         """Of all who answer."""

@@ -486,6 +486,15 @@ def test_readiness_says_what_is_missing(world: World) -> None:
     assert world.fleet.readiness("") == (False, "no usable replica: a: down: refused")
 
 
+def test_readiness_of_a_thousand_replicas_told_a_thousand_reasons(world: World) -> None:
+    for number in range(1000):
+        world.join(f"r-{number:03}").went_down(f"connection to 10.0.0.{number} refused" if number else "no route")
+    _, why = world.fleet.readiness("")
+    assert why.startswith("no usable replica: r-000: down: no route; r-001: down: connection to 10.0.0.1 refused; ")
+    assert why.endswith(" and 995 more")
+    assert len(why) < 500
+
+
 def test_a_router_apart_from_its_replicas_is_ready_to_say_that_there_are_none() -> None:
     world = World(ready_without_replicas=True)
     assert world.fleet.readiness("") == (False, "members are not known yet")
