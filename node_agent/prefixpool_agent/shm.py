@@ -22,7 +22,7 @@ def group_members(pgid: int, proc: Path = PROC) -> list[int]:
     members = []
     for pid in _pids(proc):
         try:
-            stat = (proc / str(pid) / "stat").read_text()
+            stat = (proc / str(pid) / "stat").read_text(errors="surrogateescape")  # names are cut between bytes
         except OSError:
             continue  # it ended meanwhile
         # pid (comm, may contain anything) state ppid pgrp ...

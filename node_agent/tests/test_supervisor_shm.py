@@ -40,6 +40,12 @@ def test_files_are_found_in_the_maps_of_the_group(tmp_path: Path, holder: subpro
     assert shm.mapped_files([holder.pid], shm=tmp_path) == {"psm_1"}
 
 
+def test_a_process_whose_name_is_cut_within_a_character_ended_the_supervisor(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_bytes("7 (schlü".encode()[:-1] + b") S 1 7 7 0 -1")
+    assert shm.group_members(7, proc=tmp_path) == [7]
+
+
 def test_file_that_somebody_still_maps_is_kept(tmp_path: Path, holder: subprocess.Popen[bytes]) -> None:
     assert shm.remove(["psm_1"], shm=tmp_path) == []
     assert (tmp_path / "psm_1").exists()

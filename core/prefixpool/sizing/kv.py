@@ -73,10 +73,6 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
         """Tokens in sequences of `length` that so many blocks hold: what vLLM logs as `KV cache size`."""
         return int(blocks / self.blocks_for(length, in_flight) * length)
 
-    @property
-    def growing_groups(self) -> int:
-        return sum(1 for group in self.groups if group.kind in (LayerKind.FULL, LayerKind.LATENT))
-
 
 def layout(
     shape: ModelShape,
