@@ -1,5 +1,6 @@
 """values.yaml, its schema, and the pages that speak of it say the same."""
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import yaml
 from helm_python import HelmValuesError
 
+from prefixpool import kubernetes_names
 from prefixpool_testing import chart
 
 Raw = dict[str, Any]
@@ -46,6 +48,22 @@ def test_other_charts_may_have_global_values() -> None:
     [
         {"replicas": "2"},
         {"image": {"digest": "sha256:abc"}},
+        {"image": {"tag": "1 2"}},
+        {"image": {"repository": "a b/c"}},
+        {"image": {"repository": "mirror/"}},
+        {"image": {"repository": "Upper/Case"}},
+        {"worker": {"image": {"repository": "mine/worker:1.2"}}},
+        {"global": {"imageRegistry": "a b"}},
+        {"global": {"imageRegistry": "mirror.example/"}},
+        {"global": {"imageRegistry": "https://mirror.example"}},
+        {"global": {"imagePullSecrets": [{"name": "Mirror"}]}},
+        {"global": {"commonLabels": {"team": "a b"}}},
+        {"global": {"commonLabels": {"a/b/c": "x"}}},
+        {"serviceAccount": {"name": "an account"}},
+        {"priorityClassName": "High"},
+        {"nodeSelector": {"pool": "gpu,cpu"}},
+        {"podAnnotations": {"a b": "c"}},
+        {"pools": {"p": {"spec": {}, "namespace": "Team A"}}},
         {"image": {"pullPolicy": "always"}},
         {"router": {"image": {"tag": "1.2"}}},
         {"router": {"image": {"repository": "mine/router", "pullPolicy": "Always"}}},
@@ -64,6 +82,34 @@ def test_other_charts_may_have_global_values() -> None:
 def test_a_wrong_value_is_refused(values: Raw) -> None:
     with pytest.raises(HelmValuesError):
         chart.files(values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"global": {"imageRegistry": "mirror.example:5000/proxy/docker.io"}},
+        {"global": {"imageRegistry": "[fd00::1]:5000"}},
+        {"global": {"imageRegistry": "localhost"}},
+        {"global": {"imagePullSecrets": [{"name": "mirror.v2"}]}},
+        {"global": {"commonLabels": {"example.com/team": "Search_1.x", "empty": ""}}},
+        {"image": {"repository": "ghcr.io/org.name/control"}},
+        {"image": {"repository": "mirror.example:5000/a__b/c-d.e", "tag": "v1.0_rc.1-x"}},
+        {"image": {"tag": "", "digest": "sha256:" + "0" * 64}},
+        {"serviceAccount": {"name": "team.account"}},
+        {"podAnnotations": {"prometheus.io/scrape": "any text, of any kind"}},
+        {"nodeSelector": {"kubernetes.io/arch": "amd64"}},
+    ],
+    ids=str,
+)
+def test_whatever_kubernetes_takes_is_taken(values: Raw) -> None:
+    assert chart.files(values)
+
+
+def test_names_are_those_that_the_programs_take() -> None:
+    schema = json.loads((chart.FOLDER / "values.schema.json").read_text())["definitions"]
+    assert schema["name"]["pattern"] == f"^({kubernetes_names.LABEL})?$"
+    assert schema["subdomain"]["pattern"] == f"^({kubernetes_names.SUBDOMAIN})?$"
+    assert (schema["name"]["maxLength"], schema["subdomain"]["maxLength"]) == (63, 253)
 
 
 def test_every_value_is_described() -> None:
