@@ -84,6 +84,7 @@ def test_deadline_grows_with_the_weights() -> None:
 
 def test_a_folder_needs_no_hub_unless_something_else_does() -> None:
     assert vllm_spec(settings(), HOST).env["HF_HUB_OFFLINE"] == "1"
+    assert vllm_spec(settings(engine_args="--trust-remote-code"), HOST).env["HF_HUB_OFFLINE"] == "1"
     adapters = settings(engine_args="--enable-lora --lora-modules a=org/adapter")
     assert "HF_HUB_OFFLINE" not in vllm_spec(adapters, HOST).env
 
@@ -100,7 +101,10 @@ def test_a_model_on_the_hub_is_brought_before_the_engine_starts() -> None:
     assert "main" in vllm_spec(settings(model="org/name"), nowhere).argv
 
 
-@pytest.mark.parametrize("more", ["--lora-modules a=org/b", "--speculative_config.model=org/b", "--tokenizer=org/b"])
+@pytest.mark.parametrize(
+    "more",
+    ["--lora-modules a=org/b", "--speculative_config.model=org/b", "--tokenizer=org/b", "--trust-remote-code"],
+)
 def test_an_engine_that_needs_more_from_the_hub_is_not_cut_off_from_it(more: str) -> None:
     spec = vllm_spec(settings(model="org/name", engine_args=more), HOST._replace(weight_bytes=None))
     assert "--then-offline" not in spec.argv

@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     state.write(run_dir, DownloadState(download=Download(model=order.model), folder=str(folder)))
     engine = engine_argv(given[at + 1 :], folder)
     if order.then_offline:
-        os.environ["HF_HUB_OFFLINE"] = "1"
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # whoever set it to 0 knows of something else to fetch
     os.execv(engine[0], engine)
 
 

@@ -20,7 +20,8 @@ MIDDLEWARE: Final = "prefixpool_agent.gate.Gate"
 CPU_KV_BYTES: Final = 1 << 30  # else vLLM takes 90 % of the machine's memory, which on a laptop is not ours alone
 _CPU_BLOCK_MULTIPLE: Final = 32
 _ON_THE_HUB: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_MORE_MODELS: Final = ("--lora-modules", "--speculative-config", "-sc", "--tokenizer", "--hf-config-path", "--code-revision")
+_MORE_MODELS: Final = ("--lora-modules", "--speculative-config", "-sc", "--tokenizer", "--hf-config-path")
+_MORE_CODE: Final = ("--trust-remote-code", "--code-revision")  # a repository may name another one's
 
 # A start takes 40 s on two idle cores, 150 s were seen on busy ones. CUDA adds profiling, compilation, graphs.
 _CPU_RATES: Final = DeadlineRates(base_s=600.0, bytes_per_s=50e6)
@@ -57,7 +58,7 @@ def _download(settings: WorkerSettings, host: Host, extra: Sequence[str]) -> tup
     """A model on the Hub is brought here first, by a program that then becomes the engine."""
     if not downloaded(settings, host):
         return ()
-    offline = () if _needs_hub(extra) else ("--then-offline",)
+    offline = () if _has_any(extra, (*_MORE_MODELS, *_MORE_CODE)) else ("--then-offline",)
     order = ("--model", settings.model, "--revision", settings.revision or "main", "--run-dir", settings.run_dir)
     return (host.python, "-m", "prefixpool_agent.download", *order, *offline, "--")
 
@@ -67,9 +68,9 @@ def downloaded(settings: WorkerSettings, host: Host) -> bool:
     return host.weight_bytes is None and bool(_ON_THE_HUB.fullmatch(settings.model))
 
 
-def _needs_hub(extra: Sequence[str]) -> bool:
-    """Adapters, draft models, other tokenizers may be repositories as well."""
-    return any(one.partition("=")[0].partition(".")[0].replace("_", "-") in _MORE_MODELS for one in extra)
+def _has_any(extra: Sequence[str], flags: Sequence[str]) -> bool:
+    """In any spelling: adapters, draft models, other tokenizers may be repositories on the Hub as well."""
+    return any(one.partition("=")[0].partition(".")[0].replace("_", "-") in flags for one in extra)
 
 
 def _block_tokens(settings: WorkerSettings) -> int:
@@ -152,7 +153,7 @@ def _env(settings: WorkerSettings, host: Host, extra: Sequence[str]) -> dict[str
         "DO_NOT_TRACK": "1",
         "VLLM_RPC_BASE_PATH": settings.run_dir,  # vLLM never removes its sockets: where the run directory goes, they go
     }
-    if host.weight_bytes is not None and not _needs_hub(extra):
+    if host.weight_bytes is not None and not _has_any(extra, _MORE_MODELS):
         env["HF_HUB_OFFLINE"] = "1"  # the model is a folder: nothing is to be fetched
     if settings.device is Device.CPU:
         # "auto" keeps one core back, which on two cores doubles the time of a prefill (research: vllm.md 4.2).
