@@ -14,29 +14,18 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final
 
+from prefixpool.levels import MAX_DEPTH, SEEN_AGAIN, SHIFT, Level, Walk, spread
 from prefixpool.wire import Tier
 
 SHARDS: Final = 256
 LOW: Final = SHARDS - 1
-SHIFT: Final = 24
-SEEN_AGAIN: Final = 1 << 23
-MAX_DEPTH: Final = SEEN_AGAIN - 1
 HOLDERS: Final = -1 << SHIFT  # everything but depth and flag
 STRIDE: Final = 8
 GIVE_UP: Final = 64  # unknown boundaries in a row after which a walk ends even if they may have been evicted
 HASH_BYTES: Final = 36  # a 64-bit int object
 DICT_BYTES: Final = 62  # one slot of a dict, at the mean load between two resizes
-
-
-class Level(NamedTuple):
-    """Holders of a prefix of `tokens` tokens. A holder's bit is `1 << 3 * column`. Levels shrink with depth."""
-
-    tokens: int
-    device: int  # columns that hold the whole prefix on the device tier
-    host: int  # columns that hold it in host memory or nearer
-    held: int  # columns that hold it in any tier
 
 
 def capacity(budget_bytes: int, columns: int) -> int:
@@ -46,34 +35,6 @@ def capacity(budget_bytes: int, columns: int) -> int:
 
 def _value_bytes(columns: int) -> int:
     return 28 + 4 * ((SHIFT + 3 * columns) // 30)
-
-
-class _Walk:
-    """The columns that hold everything so far, while boundaries go by from shallow to deep."""
-
-    __slots__ = ("device", "held", "host", "last", "levels", "mask")
-
-    def __init__(self, live: int) -> None:
-        self.device = self.host = self.held = live
-        self.mask = self.last = 0
-        self.levels: list[Level] = []
-
-    def step(self, value: int) -> bool:
-        """The next known boundary; False: nobody holds it, `levels` is complete."""
-        if (holders := value >> SHIFT) != self.mask:
-            near = holders | holders >> 1
-            device, host, held = self.device & holders, self.host & near, self.held & (near | holders >> 2)
-            if (device, host, held) != (self.device, self.host, self.held):
-                self.end()
-            self.mask, self.device, self.host, self.held = holders, device, host, held
-        self.last = value
-        return self.held != 0
-
-    def end(self) -> list[Level]:
-        """Close the level in progress; all levels."""
-        if self.last:
-            self.levels.append(Level(self.last & MAX_DEPTH, self.device, self.host, self.held))
-        return self.levels
 
 
 class PrefixIndex:
@@ -87,6 +48,8 @@ class PrefixIndex:
         self._live = 0  # bit 3 * column of every open column
         self._counts: list[int] = []
         self._free: list[int] = []
+        self._stores: dict[str, int] = {}  # disk bits of the columns that have it
+        self._shared: tuple[int, ...] = ()  # the same, of those that several have
         self._dead: list[tuple[int, int]] = []  # (dropped column, shards still to clean)
 
     def __len__(self) -> int:
@@ -122,7 +85,19 @@ class PrefixIndex:
         if not self._live >> 3 * column & 1:
             raise ValueError(f"column {column} is not open")
         self._live &= ~(1 << 3 * column)
+        self.mount(column, "")
         self._dead.append((column, SHARDS))
+
+    def mount(self, column: int, store: str) -> None:
+        """Its disk is a store that other columns may have, too: what any of them holds there, each of them holds, as long as
+        one of those who said so is there. "": a disk of its own.
+        """
+        disk = 0b100 << 3 * column
+        stores = {name: disks & ~disk for name, disks in self._stores.items()}
+        if store:
+            stores[store] = stores.get(store, 0) | disk
+        self._stores = {name: disks for name, disks in stores.items() if disks}
+        self._shared = tuple(disks for disks in self._stores.values() if disks & disks - 1)
 
     def sweep(self) -> bool:
         """Do one small step of cleaning (one shard, some ms at most); True while more is left."""
@@ -175,7 +150,7 @@ class PrefixIndex:
         whole path is resident, so nothing can be missing there; if ever it were, a hole of `STRIDE` or more would be seen.
         """
         position, unknown, end = self._root(hashes, block_tokens, overlay), 0, len(hashes) - 1
-        walk, shards = _Walk(self._live), self._shards
+        walk, shards = Walk(self._live, self._shared), self._shards
         if position < 0 or not walk.step(self._value(hashes[position], overlay)):
             return walk.levels
         while position < end:
@@ -202,7 +177,7 @@ class PrefixIndex:
     def depth(self, key: int, columns: int | None = None, overlay: Mapping[int, int] | None = None) -> int:
         """Token depth of a boundary that any of `columns` holds, in any tier; all columns if not given; 0: unknown."""
         value = self._value(key, overlay)
-        holders = value >> SHIFT
+        holders = spread(value >> SHIFT, self._shared)
         wanted = self._live if columns is None else columns
         return value & MAX_DEPTH if wanted & (holders | holders >> 1 | holders >> 2) else 0
 

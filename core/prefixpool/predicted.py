@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
-from prefixpool.index import MAX_DEPTH, SHIFT
+from prefixpool.levels import MAX_DEPTH, SHIFT
 
 NOTHING: Final = 0  # ticket of an empty prediction
 _NONE: Final = -1  # before the first boundary

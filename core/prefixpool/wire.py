@@ -104,12 +104,15 @@ class SnapshotEnd(msgspec.Struct, frozen=True, tag="snapshot_end", kw_only=True,
 
 
 class Publish(msgspec.Struct, frozen=True, tag="publish", kw_only=True, omit_defaults=True):
-    """These boundaries are resident in `tier`, with their whole path from the root. `store`: "" = the replica itself."""
+    """These boundaries are resident in `tier`, with their whole path from the root in it or nearer.
+
+    From a replica whose disk is shared (`Status.store`), DISK means that the whole path is on that disk: so it holds for
+    all who have the same, and is told whether or not this replica has the boundary nearer, too.
+    """
 
     tier: Tier
     hashes: bytes  # packed u64
     depths: bytes  # packed u32, token depth of each boundary
-    store: str = ""
 
 
 class Retract(msgspec.Struct, frozen=True, tag="retract", kw_only=True, omit_defaults=True):
@@ -117,7 +120,6 @@ class Retract(msgspec.Struct, frozen=True, tag="retract", kw_only=True, omit_def
 
     tier: Tier
     hashes: bytes
-    store: str = ""
 
 
 class Load(msgspec.Struct, frozen=True, tag="load", kw_only=True, omit_defaults=True):
@@ -156,6 +158,7 @@ class Status(msgspec.Struct, frozen=True, tag="status", kw_only=True, omit_defau
     epoch: int
     mode: Mode = Mode.PRECISE
     reason: str = ""  # why FAILED, or why not precise, in words for a person
+    store: str = ""  # id of the directory that its disk tier shares with other replicas; "": it has none, or one of its own
 
 
 class FenceAck(msgspec.Struct, frozen=True, tag="fence_ack", kw_only=True, omit_defaults=True):

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixpool.index import GIVE_UP, MAX_DEPTH, SHARDS, STRIDE, Level, PrefixIndex, capacity
+from prefixpool.index import GIVE_UP, SHARDS, STRIDE, PrefixIndex, capacity
+from prefixpool.levels import MAX_DEPTH, Level
 from prefixpool.predicted import Predicted
 from prefixpool.wire import Tier
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from prefixpool.errors import SettingsError
-from prefixpool.index import Level
+from prefixpool.levels import Level
 from prefixpool.policy import Candidate, Candidates, Policy, Query, Reason, named, policies
 from prefixpool.policy.prefix import Limits
 from prefixpool.ring import bound

@@ -142,7 +142,13 @@ class Agent:
         process = self._look.process
         self._state = judge(Observed(process.phase, process.epoch, healthy, self._gate.fenced, reason or ""))
         mode, why = self._mode()
-        status = wire.Status(state=self._state.state, epoch=self._state.epoch, mode=mode, reason=self._state.reason or why)
+        status = wire.Status(
+            state=self._state.state,
+            epoch=self._state.epoch,
+            mode=mode,
+            reason=self._state.reason or why,
+            store=self._parts.follower.store,
+        )
         if self.oriented.is_set() and status != self._publisher.status:
             log.info("state", extra={"state": status.state.value, "mode": mode.value, "reason": status.reason})
             self._publisher.tell(status)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
+from uuid import uuid4
 
 from prefixpool_agent import saved_map
 from prefixpool_agent.residency.kv_event import block_hash
@@ -20,6 +21,7 @@ from prefixpool_agent.tiers.trail import GROUP_BYTES
 
 MAPS: Final = "maps"
 _MAP: Final = ".map"
+_STORE: Final = "store.id"
 _FIRST_GROUP: Final = bytes(GROUP_BYTES)
 
 
@@ -61,13 +63,30 @@ class DiskFolder:
                     found.append((head.tokens, DiskBlock(hash_, _hash(head.parent) if head.parent else None)))
         return Seen(list(self._new_maps()), [block for _, block in sorted(found)], gone)
 
+    def store(self) -> str:
+        """Which directory this is, for all who have it. The first who asks names it. Raises OSError."""
+        path = self._maps_folder() / _STORE
+        if not path.exists():
+            mine = path.with_name(f"{_STORE}.{uuid4().hex}")
+            mine.write_text(uuid4().hex)
+            try:
+                os.link(mine, path)
+            except FileExistsError:
+                pass  # another was faster
+            finally:
+                mine.unlink()
+        return path.read_text()
+
     def save(self, replica: str, saved: SavedMap) -> None:
         """For the next agent, here or of another replica. Raises OSError."""
-        maps = self._folder / MAPS
-        maps.mkdir(mode=0o700, exist_ok=True)
-        path = maps / f"{replica}{_MAP}"
+        path = self._maps_folder() / f"{replica}{_MAP}"
         saved_map.write(path, saved)
         self._maps[path.name] = path.stat().st_mtime_ns
+
+    def _maps_folder(self) -> Path:
+        maps = self._folder / MAPS
+        maps.mkdir(mode=0o700, exist_ok=True)
+        return maps
 
     def _chunks(self) -> Iterator[tuple[str, Path]]:
         for part in os.scandir(self._folder):

@@ -24,10 +24,11 @@ log = logging.getLogger(__name__)
 class DiskFollower:
     """The engine says in the run directory where its chunks are, once it has opened the tier."""
 
-    def __init__(self, run_dir: Path, replica: str, follower: Follower) -> None:
+    def __init__(self, run_dir: Path, replica: str, follower: Follower, *, shared: bool) -> None:
         self._told = run_dir / names.RUN_DISK_FOLDER
         self._replica = replica
         self._follower = follower
+        self._shared = shared
         self._folder: DiskFolder | None = None
         self._path = ""
         self._of: tuple[Residency | None, int] = (None, 0)  # whose picture, which life of it
@@ -52,6 +53,8 @@ class DiskFollower:
         if self._folder is None or path != self._path or of != self._of:
             self._folder, self._path, self._of = DiskFolder(Path(path)), path, of
         seen = await asyncio.to_thread(self._folder.look)
+        if self._shared and (store := await asyncio.to_thread(self._folder.store)) != self._follower.store:
+            self._follower.mounts(store)
         if seen and of == (self._follower.residency, residency.lives) and self._follower.following:
             self._follower.disk(seen.maps, seen.found, seen.gone)
 

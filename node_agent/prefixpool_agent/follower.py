@@ -65,12 +65,15 @@ class Follower:
         self.last_event_s = 0.0  # of the engine's clock, seconds since 1970
         self._heard_s = float("-inf")  # when the last batch came
         self.uncached_since_s = float("inf")  # see engine_state.EventEvidence
+        self.store = ""  # the shared directory that the engine's chunks are in; "": none
 
     # -- life of an engine start -------------------------------------------------------------------------------------
 
     def begin(self, residency: Residency | None, block_tokens: int, costs: Costs | None) -> None:
         """Another engine start, or this agent's own. `costs`: what an agent before this one had measured."""
         self._residency = residency
+        if residency is not None:
+            residency.share_disk(bool(self.store))
         self.block_tokens = block_tokens
         self._live_since_s = float("inf")
         self.last_event_s = 0.0
@@ -169,6 +172,13 @@ class Follower:
             self._residency.restore(saved)
         self._residency.on_disk(found, gone)
         self._touch()
+
+    def mounts(self, store: str) -> None:
+        """The engine's chunks are in this shared directory; "": in one of its own."""
+        self.store = store
+        if self._residency is not None:
+            self._residency.share_disk(bool(store))
+            self._dirty.set()
 
     def kv_lost(self, reason: str) -> None:
         """The event stream had a hole: start over, and let the engine tell again what it reuses."""

@@ -124,6 +124,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_inflight: Annotated[Count, Meta(description="the gate's bound, as the engine was told; 0: none")] = 0
     host_kv_bytes: Annotated[Count, Meta(description="bytes of the host tier, as the engine was told; 0: none")] = 0
     disk_kv_bytes: Annotated[Count, Meta(description="bytes of the disk tier, as the engine was told; 0: none")] = 0
+    disk_kv_shared: Annotated[bool, Meta(description="other replicas use the same disk, as the engine was told")] = False
     startup_timeout_s: Annotated[Seconds, Meta(description="until the engine must answer, from its start")] = 600.0
     engine_stop_timeout_s: Annotated[Seconds, Meta(description="from SIGTERM of the engine; 5 s later it is killed")] = 10.0
     drain_timeout_s: Annotated[Seconds, Meta(description="default time that a drain waits for running requests")] = 60.0

@@ -80,6 +80,7 @@ def agent_settings(settings: WorkerSettings, engine: EngineSpec) -> AgentSetting
         max_inflight=settings.max_inflight,
         host_kv_bytes=settings.host_kv_bytes,
         disk_kv_bytes=settings.disk_kv_bytes if settings.disk_kv_dir else 0,
+        disk_kv_shared=settings.disk_kv_shared,
         startup_timeout_s=engine.startup_timeout_s,
         engine_stop_timeout_s=settings.stop_timeout_s,
         drain_timeout_s=settings.drain_timeout_s,
@@ -149,8 +150,8 @@ def read_settings(argv: Sequence[str], env: dict[str, str]) -> WorkerSettings:
     changes: dict[str, Any] = {
         "run_dir": os.path.abspath(settings.run_dir),
         "engine_key_file": os.path.abspath(settings.engine_key_file),
-    }
         "host": available(settings.host),
+    }
     split(settings.engine_args)  # unbalanced quotes are found before more is put behind them
     if engine:
         changes["engine_args"] = f"{settings.engine_args} {shlex.join(engine)}".strip()

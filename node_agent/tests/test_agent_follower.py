@@ -245,3 +245,33 @@ def test_running_requests_are_bounded(rig: Rig) -> None:
     for i in range(5000):
         rig.arrive(str(i), "short")
     assert len(rig.follower._running) == 4096
+
+
+def test_routers_are_told_anew_what_lies_on_a_disk_that_turns_out_to_be_shared(rig: Rig) -> None:
+    rig.arrive("a")
+    rig.store("a")
+    rig.follower.flush()
+    here = rig.published()
+    blocks = range(1, 1 + len(rig.tokens(PROMPT)) // BLOCK)
+    rig.follower.disk([], [(i, i - 1 if i > 1 else None) for i in blocks], [])
+    rig.follower.flush()
+    assert rig.published() == set(), "the device is nearer"
+    rig.follower.mounts("store")
+    rig.follower.flush()
+    frames = [frame for frame in rig.drain() if isinstance(frame, wire.Publish)]
+    assert {frame.tier for frame in frames} == {wire.Tier.DISK}
+    assert {key for frame in frames for key in wire.unpack_hashes(frame.hashes)} == here
+
+
+def test_another_engine_start_has_the_same_shared_disk(rig: Rig) -> None:
+    rig.follower.mounts("store")
+    again = Residency(Table(), BLOCK, template=ChatTemplate().facts(), limits=Limits())
+    rig.follower.begin(again, BLOCK, None)
+    rig.follower.caught_up()
+    rig.arrive("a")
+    rig.store("a")
+    rig.follower.disk([], [(2, 1)], [])
+    rig.drain()
+    rig.follower.flush()
+    tiers = {frame.tier for frame in rig.drain() if isinstance(frame, wire.Publish)}
+    assert tiers == {wire.Tier.DEVICE}, "the block before it is not on disk"

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from prefixpool.wire import Costs, Tier
 from prefixpool_agent import saved_map
@@ -177,3 +181,99 @@ def test_request_on_a_path_without_tokens_is_not_placed_wrongly(rig: Rig) -> Non
     assert run.id
     assert rig.picture == {}
     assert rig.residency.counts["tokens_unknown"] > 0
+
+
+# -- a disk that others have, too
+
+
+def on(rig: Rig, tier: Tier) -> set[int]:
+    return {key for each, key in rig.picture if each is tier}
+
+
+def test_a_shared_disk_is_told_of_whatever_is_nearer(rig: Rig) -> None:
+    rig.residency.share_disk(True)
+    rig.ask(CHAT, QUESTION)
+    device = on(rig, Tier.DEVICE)
+    assert device
+    assert not on(rig, Tier.DISK)
+    blocks = chain(rig, QUESTION)
+    rig.residency.on_disk(blocks, [])
+    rig.flush()
+    assert (on(rig, Tier.DEVICE), on(rig, Tier.DISK)) == (device, device)
+    rig.assert_picture_is_snapshot()
+    rig.residency.cleared(external=True)
+    rig.flush()
+    assert (on(rig, Tier.DEVICE), on(rig, Tier.DISK)) == (set(), device)
+    rig.assert_picture_is_snapshot()
+
+
+def test_what_others_could_not_read_from_a_shared_disk_alone_is_not_told(rig: Rig) -> None:
+    """The first block is on this replica's device only."""
+    rig.residency.share_disk(True)
+    rig.ask(CHAT, QUESTION)
+    before, blocks = rig.predicted(CHAT, QUESTION), chain(rig, QUESTION)
+    rig.residency.on_disk(blocks[1:], [])
+    rig.flush()
+    assert not on(rig, Tier.DISK)
+    rig.residency.on_disk(blocks[:1], [])
+    rig.flush()
+    assert on(rig, Tier.DISK)
+    rig.residency.on_disk([], [blocks[0][0]])
+    rig.flush()
+    assert not on(rig, Tier.DISK)
+    assert rig.predicted(CHAT, QUESTION) == before
+    rig.assert_picture_is_snapshot()
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_two_replicas_and_their_disk_through_any_changes(data: st.DataObject) -> None:
+    """What is told of a shared disk is what can be read from it alone; the picture by changes is the snapshot."""
+    rig = Rig(MODEL)
+    blocks = chain(rig, QUESTION)
+    lying: set[int] = set()
+    rig.ask(CHAT, QUESTION)
+    known = {key: tokens for (_, key), tokens in rig.picture.items()}
+    shared = False
+    for _ in range(data.draw(st.integers(1, 12))):
+        step = data.draw(st.sampled_from(["written", "gone", "cleared", "asked", "shared"]))
+        some = data.draw(st.lists(st.integers(0, len(blocks) - 1), max_size=6, unique=True).map(sorted))
+        if step == "written":
+            rig.residency.on_disk([blocks[i] for i in some], [])
+            lying |= set(some)
+        elif step == "gone":
+            rig.residency.on_disk([], [blocks[i][0] for i in some if i in lying])
+            lying -= set(some)
+        elif step == "cleared":
+            rig.engine.reset()
+            rig.residency.cleared(external=True)
+        elif step == "asked":
+            rig.ask(CHAT, QUESTION)
+        else:
+            shared = data.draw(st.booleans())
+            rig.residency.share_disk(shared)
+        rig.flush()
+        rig.assert_picture_is_snapshot()
+        if shared:
+            whole = next((i for i in range(len(blocks)) if i not in lying), len(blocks))
+            readable = {key for key, tokens in known.items() if max(1, tokens // SIZE) <= whole}
+            assert on(rig, Tier.DISK) & known.keys() == readable
+
+
+def test_directory_has_one_name_for_all_who_have_it(store: DiskStore, tmp_path: Path) -> None:
+    folders = [DiskFolder(store.folder) for _ in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        names = set(threads.map(DiskFolder.store, folders))
+    assert len(names) == 1
+    assert DiskFolder(store.folder).store() in names
+    assert not DiskFolder(store.folder).look(), "its name is no map and no chunk"
+    other = DiskStore(tmp_path / "other", b"m" * 16, Limits(1 << 30, 0, True), recompute)
+    other.open()
+    assert DiskFolder(other.folder).store() not in names
+
+
+def test_directory_that_is_made_anew_has_another_name(store: DiskStore) -> None:
+    folder = DiskFolder(store.folder)
+    before = folder.store()
+    shutil.rmtree(store.folder / "maps")
+    assert folder.store() != before

@@ -171,8 +171,7 @@ class AgentStream:
             case wire.Publish():
                 await self._publish(message)
             case wire.Retract():
-                if not message.store:
-                    sink.retracted(message.tier, _unpacked(wire.unpack_hashes, message.hashes))
+                sink.retracted(message.tier, _unpacked(wire.unpack_hashes, message.hashes))
             case wire.Load():
                 sink.load_reported(message)
             case wire.SnapshotBegin():
@@ -188,8 +187,6 @@ class AgentStream:
         """Apply in small pieces, one a turn of the event loop over all streams, so that snapshots never stall requests."""
         if message.tier is Tier.ABSENT:
             raise WireError("published as absent")
-        if message.store:
-            return  # shared stores have no column yet
         hashes = _unpacked(wire.unpack_hashes, message.hashes)
         depths = _unpacked(wire.unpack_depths, message.depths)
         if len(hashes) != len(depths):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from prefixpool.chain import PrefixChain
-from prefixpool.index import Level
+from prefixpool.levels import Level
 from prefixpool.policy.holdings import Holdings
 from prefixpool.policy.loading import Depths
 from prefixpool.wire import Mode

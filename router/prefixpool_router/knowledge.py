@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from prefixpool.index import Level, PrefixIndex, capacity
+from prefixpool.index import PrefixIndex, capacity
+from prefixpool.levels import Level
 from prefixpool.predicted import NOTHING, Predicted
 from prefixpool.wire import Tier
 
@@ -43,11 +44,13 @@ class Knowledge:
 class Picture:
     """One replica's column. No clock: times are handed in, in seconds of any one clock."""
 
-    def __init__(self, knowledge: Knowledge) -> None:
+    def __init__(self, knowledge: Knowledge, store: str = "") -> None:
+        """`store`: see `mount`."""
         self._knowledge = knowledge
         self._column = knowledge.index.open_column()
         self._lingering: deque[tuple[float, int]] = deque()  # (deadline, ticket) of requests that ended well
         self.closed = False
+        self.mount(store)
 
     @property
     def bit(self) -> int:
@@ -75,6 +78,11 @@ class Picture:
             self._lingering.clear()
             self._knowledge.predicted.drop_column(self._column)
             self._knowledge.index.drop_column(self._column)
+
+    def mount(self, store: str) -> None:
+        """Its disk is this store, which others may have, too; "": its own."""
+        if not self.closed:
+            self._knowledge.index.mount(self._column, store)
 
     def publish(self, hashes: Sequence[int], depths: Sequence[int], tier: Tier) -> None:
         """The agent's word: these are resident."""

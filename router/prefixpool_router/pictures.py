@@ -34,6 +34,7 @@ class Pictures:
         self.history_ttl_s = history_ttl_s
         self._knowledge = knowledge
         self._retired = False
+        self._store = ""
         self._history_ends_s = float("inf")  # of facts that go on as history
 
     def in_use(self, mode: Mode) -> Picture | None:
@@ -60,7 +61,7 @@ class Pictures:
     def begin(self) -> None:
         """A snapshot begins: forget everything."""
         self.forget()
-        self.facts = Picture(self._knowledge)
+        self.facts = Picture(self._knowledge, self._store)
         self.account = Account.WARMING
 
     def end(self) -> bool:
@@ -69,6 +70,12 @@ class Pictures:
             return False
         self.account = Account.WHOLE
         return True
+
+    def mount(self, store: str) -> None:
+        """Says the agent: its disk is this store, which others may have, too; "": its own."""
+        self._store = store
+        if self.facts is not None:
+            self.facts.mount(store)
 
     def publish(self, hashes: Sequence[int], depths: Sequence[int], tier: Tier) -> None:
         """Resident now, says the agent."""
@@ -84,6 +91,7 @@ class Pictures:
         """Nobody keeps the facts true any more."""
         if self.facts is None:
             return
+        self.facts.mount("")  # of a shared disk, those who live tell
         if self.account is Account.WHOLE and self.history_ttl_s and not self.facts_trust.drifted:
             self._start_history(self.facts, self.facts_trust, now + self.history_ttl_s)
         else:

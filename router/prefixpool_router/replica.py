@@ -242,6 +242,8 @@ class Replica:
     def status_changed(self, status: wire.Status) -> None:
         """State of the engine. A ready engine of a new epoch ends any earlier verdict of being down."""
         changed = self._epoch_is(status.epoch)
+        if self.status is None or status.store != self.status.store:
+            self.pictures.mount(status.store)
         self.status = status
         if status.state is not State.STARTING or changed:
             self._attaching_until_s = _NEVER  # it has looked

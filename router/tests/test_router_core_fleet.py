@@ -521,3 +521,63 @@ def test_the_template_of_most_replicas_seeds_the_chain(world: World) -> None:
         replica.welcomed(wire.Welcome(replica=name, epoch=1, template=wire.Template(digest=digest)))
         replica.status_changed(wire.Status(state=State.READY, epoch=1))
     assert world.fleet.template.digest == "y"
+
+
+# -- a disk that several have
+
+
+def shares(world: World, name: str, store: str, *, told: bool) -> Replica:
+    """A replica whose disk is a store; `told`: it says what lies there."""
+    replica = world.join(name)
+    replica.welcomed(wire.Welcome(replica=name, epoch=1, block_tokens=16, device_tokens=1000))
+    replica.status_changed(wire.Status(state=State.READY, epoch=1, store=store))
+    replica.snapshot_begins(wire.SnapshotBegin(epoch=1))
+    if told:
+        replica.published(Tier.DISK, HASHES, DEPTHS)
+    replica.snapshot_ended(wire.SnapshotEnd(epoch=1))
+    return replica
+
+
+def test_what_one_says_of_a_shared_disk_all_who_have_it_hold(world: World) -> None:
+    one, two, other = (
+        shares(world, "a", "s", told=True),
+        shares(world, "b", "s", told=False),
+        shares(world, "c", "t", told=False),
+    )
+    assert [world.depth(replica) for replica in (one, two, other)] == [192, 192, 0]
+    assert two.pictures.facts is not None
+    assert two.pictures.facts.depth(HASHES[-1]) == 192, "a fact, with which the engine's word is compared"
+    one.retracted(Tier.DISK, HASHES[1:])
+    assert [world.depth(replica) for replica in (one, two, other)] == [64, 64, 0]
+
+
+def test_a_shared_disk_outlives_the_replica_that_wrote_it(world: World) -> None:
+    one, two = shares(world, "a", "s", told=True), shares(world, "b", "s", told=True)
+    one.went_down("killed")
+    one.lost("killed")
+    assert world.depth(two) == 192
+    world.fleet.apply([two.member])
+    assert world.depth(two) == 192
+    assert world.depth(shares(world, "d", "s", told=False)) == 192
+
+
+def test_a_silent_agent_says_nothing_more_of_a_shared_disk(world: World) -> None:
+    one, two = shares(world, "a", "s", told=True), shares(world, "b", "s", told=False)
+    one.lost("silent")
+    assert (world.depth(one), world.depth(two)) == (192, 0), "what it told last goes on as its own history only"
+
+
+def test_a_restarted_engine_has_its_shared_disk_at_once(world: World) -> None:
+    shares(world, "a", "s", told=True)
+    two = shares(world, "b", "s", told=True)
+    two.status_changed(wire.Status(state=State.STARTING, epoch=2, store="s"))
+    two.snapshot_begins(wire.SnapshotBegin(epoch=2))
+    two.snapshot_ended(wire.SnapshotEnd(epoch=2))
+    two.status_changed(wire.Status(state=State.READY, epoch=2, store="s"))
+    assert world.depth(two) == 192
+
+
+def test_a_replica_that_changes_its_disk_leaves_the_others(world: World) -> None:
+    one, two = shares(world, "a", "s", told=True), shares(world, "b", "s", told=False)
+    one.status_changed(wire.Status(state=State.READY, epoch=1, store="u"))
+    assert (world.depth(one), world.depth(two)) == (192, 0)

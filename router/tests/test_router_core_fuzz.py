@@ -108,7 +108,8 @@ class Storm:
 
     def status(self) -> None:
         if replica := self.replica():
-            replica.status_changed(wire.Status(state=self.draw.choice(list(State)), epoch=self.epoch))
+            store = self.draw.choice(["", "red", "blue"])
+            replica.status_changed(wire.Status(state=self.draw.choice(list(State)), epoch=self.epoch, store=store))
 
     def agent_lost(self) -> None:
         if replica := self.replica():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from prefixpool.index import Level
+from prefixpool.levels import Level
 from prefixpool.policy.candidates import Candidate, Candidates
 
 __all__ = ["Candidate", "Candidates", "Choice", "Policy", "Query", "Reason", "Score"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
-from prefixpool.index import Level
+from prefixpool.levels import Level
 from prefixpool.policy.base import Candidate, Candidates, Query, Score
 from prefixpool.policy.loading import Depths, cheapest
 

@@ -2,7 +2,8 @@
 
 A block's *level* is the tier from which its whole path is served, and ABSENT if the path has a hole. The engine walks a
 prefix from the root: device blocks until the first miss, then lower tiers from there on. So a device block behind a host
-block serves nobody, and a level never gets nearer with depth.
+block serves nobody, and a level never gets nearer with depth. A block is *stored* if its whole path is on disk, wherever it
+is besides: then any replica that has the same disk can read it.
 
 Copies on the device are counted, because two requests that compute the same block at once store it twice and later remove
 it twice. Lower tiers are maps in the engine, hence sets here.
@@ -36,6 +37,7 @@ class Block:
         "next",
         "parent",
         "previous",
+        "stored",
         "tokens",
     )
 
@@ -48,6 +50,7 @@ class Block:
         self.host = False
         self.disk = False
         self.level = Tier.ABSENT
+        self.stored = False
         self.facts: list[int] | None = None  # owned by boundaries.BoundaryMap
         # Children as a linked list: nearly all blocks have one child, and a dictionary for one costs 200 bytes.
         self.first: Block | None = None
@@ -76,7 +79,7 @@ class Watcher(Protocol):
     """Who hangs facts on blocks."""
 
     def changing(self, block: Block) -> None:
-        """The block's level is about to change."""
+        """The block's level, or whether it is stored, is about to change."""
 
     def placed(self, block: Block) -> None:
         """The block's path to the root has become known."""
@@ -90,7 +93,7 @@ class BlockTrie:
 
     def __init__(self, block_tokens: int, limit: int, watcher: Watcher, counts: Counter[str]) -> None:
         self.root = Block(0)
-        self.root.blocks, self.root.level = 0, Tier.DEVICE
+        self.root.blocks, self.root.level, self.root.stored = 0, Tier.DEVICE, True
         self._block_tokens = block_tokens
         self._limit = limit
         self._refuse = 0  # new blocks to refuse before room is sought again
@@ -291,10 +294,10 @@ class BlockTrie:
         todo = [top]
         while todo:
             block = todo.pop()
-            level = _level(block)
-            if level is not block.level:
+            level, stored = _level(block), block.disk and block.parent is not None and block.parent.stored
+            if (level, stored) != (block.level, block.stored):
                 self._watcher.changing(block)
-                block.level = level
+                block.level, block.stored = level, stored
                 todo.extend(block.children())
 
     def _prune(self, block: Block) -> None:

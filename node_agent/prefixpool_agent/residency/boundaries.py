@@ -1,8 +1,11 @@
 """Which boundary hangs on which block, and what changed since routers were last told. Pure.
 
-A boundary hangs on the deepest block that lies wholly inside its token depth and has that block's level. Boundaries less
-than one block deep (role markers at the start) live and die with the first block: they say "something of this prompt is
-here", and routers count less than a block as nothing anyway.
+A boundary hangs on the deepest block that lies wholly inside its token depth and is published for that block's level.
+Boundaries less than one block deep (role markers at the start) live and die with the first block: they say "something of
+this prompt is here", and routers count less than a block as nothing anyway.
+
+If the disk is one that others have, too, it is told of by itself, for them: boundaries are published for `disk` if their
+block is stored, whatever its level; what lies on disk behind a block that does not is not published.
 
 Which boundaries belong to a block is a fact about text, not about a cache: block hashes are chained over all tokens before.
 So facts outlive their blocks for a while (bounded), and come back when the engine announces the same block again: after
@@ -22,9 +25,10 @@ from prefixpool_agent.residency.remembered import Facts, Remembered
 
 SNAPSHOT_ROWS: Final = 4096  # boundaries per batch of a snapshot
 _PUBLISHED: Final = (Tier.DEVICE, Tier.HOST, Tier.DISK)
-_TIERS: Final = (Tier.ABSENT, Tier.DEVICE, Tier.HOST, Tier.DISK)
-_TIER_BITS: Final = 2
-_GONE: Final = 0  # state: depth << 2 | tier; ABSENT whatever the depth
+_BITS: Final = {Tier.ABSENT: 0, Tier.DEVICE: 1, Tier.HOST: 2, Tier.DISK: 4}
+_TIER_BITS: Final = 3
+_ANY: Final = (1 << _TIER_BITS) - 1
+_GONE: Final = 0  # state: depth << 3 | bits of the tiers that it is published for; none whatever the depth
 
 
 class Changes(NamedTuple):
@@ -46,7 +50,8 @@ class BoundaryMap:
         self._counts = counts
         self._where: dict[int, Block] = {}
         self._told: dict[int, int] = {}  # boundaries touched since the last flush -> their state at that flush
-        self._owed: dict[int, Tier] = {}  # published before a reset, not retracted yet
+        self._owed: dict[int, int] = {}  # published before a reset, not retracted yet: bits of tiers
+        self._shared = False  # others have the same disk
         self._remembered = Remembered(limits, counts)
 
     def __len__(self) -> int:
@@ -162,12 +167,19 @@ class BoundaryMap:
         """All blocks are gone. Snapshots are empty at once; who follows by changes is owed retractions."""
         for key in self._where:
             self._touch(key)
-        self._owed |= {key: _tier(state) for key, state in self._told.items() if state != _GONE}
+        self._owed |= {key: state & _ANY for key, state in self._told.items() if state != _GONE}
         self._told.clear()
         for block in self._blocks():
             self._remembered.keep(block.hash, self._flat(block), for_replay=True)
             block.facts = None
         self._where.clear()
+
+    def share_disk(self, shared: bool) -> None:
+        """Whether others have the same disk."""
+        if shared != self._shared:
+            for key in self._where:
+                self._touch(key)
+            self._shared = shared
 
     def take_changes(self) -> Changes:
         """What changed since the last call, net."""
@@ -175,10 +187,10 @@ class BoundaryMap:
         for key, before in self._told.items():
             now = self._state(key)
             if now != before:
-                _record(changes, key, _tier(before), now)
+                _record(changes, key, before, now)
         for key, old in self._owed.items():
-            if old is not _tier(self._state(key)):
-                changes.retract.setdefault(old, []).append(key)
+            for tier in _tiers(old & ~self._state(key)):
+                changes.retract.setdefault(tier, []).append(key)
         self._told.clear()
         self._owed.clear()
         return changes
@@ -186,15 +198,15 @@ class BoundaryMap:
     def snapshot(self) -> Iterator[tuple[Tier, list[int], list[int]]]:
         """Everything as of the last `take_changes()`, so that snapshot and later changes fit together. Made at once."""
         rows: dict[Tier, tuple[list[int], list[int]]] = {tier: ([], []) for tier in _PUBLISHED}
-        rows[Tier.ABSENT] = ([], [])
         for block in self._blocks():
-            for key, depth in self.facts(block):
-                if key not in self._told:
-                    rows[block.level][0].append(key)
-                    rows[block.level][1].append(depth)
+            facts = [(key, depth) for key, depth in self.facts(block) if key not in self._told]
+            for tier in _tiers(self._published(block)):
+                rows[tier][0].extend(key for key, _ in facts)
+                rows[tier][1].extend(depth for _, depth in facts)
         for key, state in self._told.items():
-            rows[_tier(state)][0].append(key)
-            rows[_tier(state)][1].append(state >> _TIER_BITS)
+            for tier in _tiers(state):
+                rows[tier][0].append(key)
+                rows[tier][1].append(state >> _TIER_BITS)
         return _batches([(tier, *rows[tier]) for tier in _PUBLISHED])
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -208,9 +220,15 @@ class BoundaryMap:
 
     def _state(self, key: int) -> int:
         block = self._where.get(key)
-        if block is None or block.level is Tier.ABSENT:
-            return _GONE
-        return self.depth(key) << _TIER_BITS | block.level
+        published = self._published(block) if block is not None else 0
+        return self.depth(key) << _TIER_BITS | published if published else _GONE
+
+    def _published(self, block: Block) -> int:
+        """Bits of the tiers for which a block's boundaries are."""
+        bits = _BITS[block.level]
+        if not self._shared:
+            return bits
+        return (bits & ~_BITS[Tier.DISK]) | (_BITS[Tier.DISK] if block.stored else 0)
 
     def _touch(self, key: int) -> None:
         if key not in self._told:
@@ -245,16 +263,17 @@ class BoundaryMap:
         block.facts = [x for i in range(0, len(flat), 2) if flat[i] != key for x in flat[i : i + 2]] or None
 
 
-def _record(changes: Changes, key: int, old: Tier, now: int) -> None:
-    new = _tier(now)
-    if new is not Tier.ABSENT:
-        changes.publish.setdefault(new, []).append((key, now >> _TIER_BITS))
-    if old is not new and old is not Tier.ABSENT:
-        changes.retract.setdefault(old, []).append(key)
+def _record(changes: Changes, key: int, old: int, now: int) -> None:
+    """A boundary at another depth is published anew for all its tiers."""
+    same_depth = old >> _TIER_BITS == now >> _TIER_BITS
+    for tier in _tiers(now & ~old if same_depth else now):
+        changes.publish.setdefault(tier, []).append((key, now >> _TIER_BITS))
+    for tier in _tiers(old & ~now):
+        changes.retract.setdefault(tier, []).append(key)
 
 
-def _tier(state: int) -> Tier:
-    return _TIERS[state & (1 << _TIER_BITS) - 1]
+def _tiers(state: int) -> list[Tier]:
+    return [tier for tier in _PUBLISHED if state & _BITS[tier]]
 
 
 def _batches(columns: list[tuple[Tier, list[int], list[int]]]) -> Iterator[tuple[Tier, list[int], list[int]]]:

@@ -131,6 +131,10 @@ class Residency:
             self._trie.on_disk(block, parent)
         self._trie.removed(gone, Tier.DISK)
 
+    def share_disk(self, shared: bool) -> None:
+        """Whether other replicas read the same disk: then it is told of apart from what is nearer, see boundaries.py."""
+        self._boundaries.share_disk(shared)
+
     def reset(self) -> None:
         """A new epoch, or events were lost: nothing known of blocks may be believed. Facts about texts stay true."""
         self.lives += 1
