@@ -1,62 +1,62 @@
-"""How likely a chunk is asked for again, learned by counting: hits over waiting, by uses and age. Pure."""
+"""How soon chunks of one kind may be hit, from counts of what happened to such chunks at each age. Pure.
+
+At each age: hits over the seconds waited for them is the rate of hits there. A chunk may be kept until any later age, and
+then go: that has some chance of a hit, for some expected time in the pool. Its density is the best such ratio over all ages
+to stop at (the Gittins index of the wait). A chunk that will be due in a minute is thus worth keeping although nothing is
+likely within seconds; one whose time has passed is not.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+from math import exp, log2
 from typing import Final
 
-AGES: Final = 40  # powers of two
-FADING: Final = 0.98  # of what was learned, at each new learning
-PRIOR: Final = 30.0  # so many imagined events say "least recently used"
-_PER_S: Final = 8  # ages are counted in eighths of a second
-USES: Final = 4  # classes: never used again, once, twice, more often
+AGES: Final = 48
+EDGES_S: Final = (0.0, *(0.125 * 2 ** (i / 2) for i in range(AGES)))  # two ages an octave, the last one without an end
+PRIOR: Final = 20.0  # so many chunks are imagined to have waited at each age, with the rate of all kinds together
+_FEW: Final = 2.0  # and so many, over all kinds, that say "least recently used"
+_WIDTHS_S: Final = [high - low for low, high in pairwise(EDGES_S)]
+_MIDDLES_S: Final = [(low + high) / 2 for low, high in pairwise(EDGES_S)]
 
 
-class Density:
-    """Hits per waiting time, by uses and age. `learn` is called now and then; reading is a look at a table."""
-
-    def __init__(self) -> None:
-        self._hits = [[0.0] * AGES for _ in range(USES)]
-        self._ends = [[0.0] * AGES for _ in range(USES)]
-        self._table: list[list[float]] = []
-        self.learn()
-
-    def hit(self, uses: int, age: float) -> None:
-        """Used again, so long after its last use."""
-        self._hits[uses][_bucket(age)] += 1
-
-    def end(self, uses: int, age: float, count: float = 1.0) -> None:
-        """Evicted unused, as far as is known."""
-        row, bucket = self._ends[uses], _bucket(age)
-        row[bucket] = max(0.0, row[bucket] + count)
-
-    def of(self, uses: int, age: float) -> float:
-        """Expected hits per unit of waiting from now on."""
-        return self._table[uses][_bucket(age)]
-
-    def learn(self) -> None:
-        """Make the table from what was counted, and let that fade."""
-        self._table = [_densities(hits, ends) for hits, ends in zip(self._hits, self._ends, strict=True)]
-        for rows in (self._hits, self._ends):
-            for row in rows:
-                row[:] = [count * FADING for count in row]
+def age_of(seconds: float) -> int:
+    """Number of the age."""
+    if seconds < EDGES_S[1]:
+        return 0
+    return min(1 + int(2 * log2(seconds / EDGES_S[1])), AGES - 1)
 
 
-def _bucket(age_s: float) -> int:
-    return min(max(int(age_s * _PER_S), 0).bit_length(), AGES - 1)
+def densities(hits: Sequence[Sequence[float]], waited_s: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Expected hits per second in the pool, by kind and age, from hits and waiting by kind and age."""
+    rates = [
+        (sum(row[age] for row in hits) + _FEW) / (sum(row[age] for row in waited_s) + _FEW * (1.0 + 4.0 * middle_s))
+        for age, middle_s in enumerate(_MIDDLES_S)
+    ]
+    return [_density(_shrunk(*row, rates)) for row in zip(hits, waited_s, strict=True)]
 
 
-def _densities(hits: list[float], ends: list[float]) -> list[float]:
-    """Per age: hits beyond it over the waiting beyond it."""
-    out = [0.0] * AGES
-    for bucket in range(AGES):
-        age = _middle(bucket)
-        found, waited = PRIOR, PRIOR * (age + 1)
-        for later in range(bucket, AGES):
-            found += hits[later]
-            waited += (hits[later] + ends[later]) * max(_middle(later) - age, age / 4)
-        out[bucket] = found / (waited + 1)
-    return out
+def _shrunk(hits: Sequence[float], waited_s: Sequence[float], rates: Sequence[float]) -> list[float]:
+    """Rates of one kind: where little was seen, those of all kinds."""
+    seconds = [PRIOR * (middle_s + 0.1) for middle_s in _MIDDLES_S]
+    return [(hits[age] + rates[age] * seconds[age]) / (waited_s[age] + seconds[age]) for age in range(AGES)]
 
 
-def _middle(bucket: int) -> float:
-    return 0.75 * (1 << bucket) if bucket else 0.0
+def _density(rates: Sequence[float]) -> list[float]:
+    chances = [1.0 - exp(-rate * width_s) for rate, width_s in zip(rates, _WIDTHS_S, strict=True)]
+    times_s = [chance / rate for chance, rate in zip(chances, rates, strict=True)]  # in the pool, by hit or by end of age
+    return [_best(chances, times_s, age) for age in range(AGES)]
+
+
+def _best(chances: Sequence[float], times_s: Sequence[float], age: int) -> float:
+    """Over all ages to stop at, from the middle of this one on."""
+    left = 1.0 - chances[age] / 2
+    hit, time_s = chances[age] / 2, times_s[age] / 2
+    best = hit / time_s
+    for later in range(age + 1, AGES):
+        hit += left * chances[later]
+        time_s += left * times_s[later]
+        left *= 1.0 - chances[later]
+        best = max(best, hit / time_s)
+    return best

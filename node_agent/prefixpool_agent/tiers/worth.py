@@ -1,11 +1,9 @@
 """What is worth keeping: expected saving per byte, learned from what is asked for again. Pure; O(log n) an operation.
 
-    worth = chance that a chunk is asked for again soon x seconds that computing it again would take
+    worth = expected hits per second in the pool x seconds that computing it again would take
 
-The chance is a hit density: among chunks like this one (as often used, unused for as long), how many were used again,
-over how much waiting they cost. It is learned by counting, with a memory of chunks that were evicted, so that it also knows
-what would have been used had there been room. With nothing learned yet the order is least recently used. (After LHD,
-Beckmann, Chen, Cidon, NSDI 2018; classes and prefix order are ours.)
+Hits are expected as of chunks like this one: as often used, unused for as long (`reuse`). How often counts beyond an
+eviction. With nothing learned yet the order is least recently used.
 
 The engine walks a prefix from its root, so a chunk without its parent serves nobody: only chunks without resident children
 may go. Reserved chunks do not go until their time is over. Within a class the oldest and the newest are weighed: where
@@ -19,10 +17,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from prefixpool_agent.tiers.density import USES, Density
+from prefixpool_agent.tiers.reuse import USES, Reuse
 
-MOST_RECENT: Final = 2.0  # a chunk used a moment ago goes only if it is worth half of the others: estimates are rough
-DEARER: Final = 1.4  # weight of twice the cost: chances are estimates, and wrong ones are the dearest where costs are high
+DEARER: Final = 1.2  # weight of twice the cost: with 2, wrong estimates of what is dear cost more than right ones save
+SAMPLE: Final = 8192  # chunks that are followed, out of
+FOLLOWED: Final = 4  # times what is remembered
 _LEVELS: Final = 6  # classes of cost: powers of two of the cheapest
 _EVEN_TOKENS: Final = 16_384  # where attention to what is before takes as long as all else; of that order for most models
 
@@ -60,18 +59,14 @@ class Ranking:
 
     def clear(self) -> None:
         """Nothing is resident, nothing was learned."""
-        self._density = Density()
+        self._reuse = Reuse(SAMPLE, FOLLOWED * self._remembered)
         self._chunks: dict[bytes, Chunk] = {}
         self._children: dict[bytes, int] = {}  # key -> resident chunks behind it, whether it is resident or not
-        self._ghosts: OrderedDict[bytes, tuple[int, float, float]] = OrderedDict()  # uses, last use, eviction
+        self._ghosts: OrderedDict[bytes, int] = OrderedDict()  # evicted -> uses
         self._heaps = [
-            (_Heap(sign, self._chunks), (1 if sign > 0 else MOST_RECENT) * DEARER**level)
-            for sign in (1, -1)
-            for _ in range(USES)
-            for level in range(_LEVELS)
+            (_Heap(sign, self._chunks), DEARER**level) for sign in (1, -1) for _ in range(USES) for level in range(_LEVELS)
         ]
         self._reserved: list[tuple[float, bytes]] = []
-        self._since_learned = 0
 
     def __len__(self) -> int:
         return len(self._chunks)
@@ -89,26 +84,20 @@ class Ranking:
 
     def add(self, key: bytes, parent: bytes, tokens: int, at: float, *, busy: bool = False) -> None:
         """A chunk came; one that went a while ago counts as used again."""
-        uses = 0
-        if (ghost := self._ghosts.pop(key, None)) is not None:
-            uses, last, gone = ghost
-            self._density.end(uses, gone - last, -1.0)  # it was not the end
-            self._density.hit(uses, at - last)
-            uses = min(uses + 1, USES - 1)
+        uses = min(self._ghosts.pop(key, -1) + 1, USES - 1)
+        self._reuse.seen(key, uses, at)
         chunk = self._chunks[key] = Chunk(key, parent, self._level(tokens), at, uses)
         chunk.busy = busy
         self._link(chunk)
-        self._learn_now_and_then()
 
     def use(self, key: bytes, at: float) -> None:
         """Used again. Unknown keys are ignored."""
         if (chunk := self._chunks.get(key)) is None:
             return
-        self._density.hit(chunk.uses, at - chunk.at)
         chunk.uses = min(chunk.uses + 1, USES - 1)
         chunk.at = max(at, chunk.at)
+        self._reuse.seen(key, chunk.uses, chunk.at)
         self._push(chunk)
-        self._learn_now_and_then()
 
     def set_busy(self, key: bytes, busy: bool) -> None:
         """Being read or written, or no longer."""
@@ -140,7 +129,7 @@ class Ranking:
             self._unlink(chunk)
             taken.append(chunk)
         for chunk in taken:
-            self._remember(chunk, at)
+            self._remember(chunk)
         return [chunk.key for chunk in taken]
 
     # -- inside
@@ -164,7 +153,7 @@ class Ranking:
         least = (float("inf"), 0.0)
         for heap, factor in self._heaps:
             if (chunk := heap.first(protected)) is not None:
-                rank = (self._density.of(chunk.uses, at - chunk.at) * factor, chunk.at)
+                rank = (self._reuse.of(chunk.uses, at - chunk.at) * factor, chunk.at)
                 if rank < least:
                     best, least = chunk, rank
         return best
@@ -198,17 +187,10 @@ class Ranking:
                 chunk.reserved_until = 0.0
                 self._push(chunk)
 
-    def _remember(self, chunk: Chunk, at: float) -> None:
-        self._ghosts[chunk.key] = (chunk.uses, chunk.at, at)
-        self._density.end(chunk.uses, at - chunk.at)
+    def _remember(self, chunk: Chunk) -> None:
+        self._ghosts[chunk.key] = chunk.uses
         if len(self._ghosts) > self._remembered:
             self._ghosts.popitem(last=False)
-
-    def _learn_now_and_then(self) -> None:
-        self._since_learned += 1
-        if self._since_learned >= max(64, self._remembered // 8):
-            self._since_learned = 0
-            self._density.learn()
 
 
 class _Heap:
