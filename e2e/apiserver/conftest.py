@@ -1,4 +1,4 @@
-"""A real API server, without nodes: one for all tests of a session, and an empty namespace for each test."""
+"""A real API server, without nodes: one for all tests of a process, and an empty namespace for each test."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ import pytest
 import pytest_asyncio
 
 from prefixpool_operator.kube_client import KubeClient
+from prefixpool_testing.cluster import phases
 from prefixpool_testing.cluster.api_server import ApiServer, api_server
 from prefixpool_testing.operated import Place
 from prefixpool_testing.operator_program import admin_client, install
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    phases.noted(config, "e2e/apiserver")
 
 
 @pytest.fixture(scope="session")

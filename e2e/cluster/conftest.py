@@ -1,44 +1,93 @@
-"""A whole one-node Kubernetes with the product in it, for all tests. What a failed one leaves is in build/e2e/."""
+"""A whole one-node Kubernetes with the product in it, for all tests. What a failed one leaves is in build/e2e/.
+
+With `pytest -n` the first process has the node, and those that it starts run tests on it, each in namespaces of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from prefixpool_testing.cluster import images
+from prefixpool_testing.cluster import images, phases
 from prefixpool_testing.cluster.node import Node, node
 from prefixpool_testing.cluster.product import PoolPlace, install, pool_place
 
 OUT = Path(__file__).parents[2] / "build/e2e"
+_CALL = pytest.StashKey[pytest.TestReport]()
+_SHARED = pytest.StashKey[Node]()
+_UNTIL_THE_END = pytest.StashKey[ExitStack]()
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Node]:
+@contextmanager
+def product() -> Iterator[Node]:
     """Minutes, the first time on a machine: programs and images are built."""
-    with node(images.archive()) as running:
-        try:
-            install(running)
-        except BaseException:
-            running.collect(OUT / "install")
-            raise
+    archive = images.archive()
+    with ExitStack() as stack:
+        with phases.phase("  the node, with the product"):
+            running = stack.enter_context(node(archive))
+            try:
+                install(running)
+            except BaseException:
+                running.collect(OUT / "install")
+                raise
         yield running
 
 
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Node]:
+    """This process's own, or that of the one which started it."""
+    shared = getattr(request.config, "workerinput", {}).get("node")
+    if shared is not None:
+        yield Node.of(shared)
+        return
+    with product() as running:
+        yield running
+
+
+class Removals:
+    """Namespaces on their way out, while other tests run. That each of them goes is a promise, too."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor()
+        self._begun: list[Future[None]] = []
+
+    def submit(self, remove: Callable[[], None]) -> None:
+        self._begun.append(self._threads.submit(remove))
+
+    def until_done(self) -> None:
+        """Raises what the first that failed raised."""
+        self._threads.shutdown()
+        for one in self._begun:
+            one.result()
+
+
+@pytest.fixture(scope="session")
+def removals(cluster: Node) -> Iterator[Removals]:
+    """Done before the cluster ends."""
+    begun = Removals()
+    yield begun
+    begun.until_done()
+
+
 @pytest_asyncio.fixture
-async def place(cluster: Node, request: pytest.FixtureRequest) -> AsyncIterator[PoolPlace]:
-    """A namespace of the test's own."""
+async def place(cluster: Node, removals: Removals, request: pytest.FixtureRequest) -> AsyncIterator[PoolPlace]:
+    """A namespace of the test's own, which is removed behind it."""
     async with pool_place(cluster) as own:
         yield own
         report = request.node.stash.get(_CALL, None)
         if report is not None and report.failed:
             cluster.collect(OUT / request.node.name)
-
-
-_CALL = pytest.StashKey[pytest.TestReport]()
+        if request.node.get_closest_marker("alone"):
+            await asyncio.to_thread(own.remove)  # the next one may take away the kind, or the API
+        else:
+            removals.submit(own.remove)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -50,8 +99,38 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     return report
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    phases.noted(config, "e2e/cluster")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """The node, if other processes will want it; a test of this one asks for it itself."""
+    config = session.config
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        config.stash[_UNTIL_THE_END] = ExitStack()
+        config.stash[_SHARED] = config.stash[_UNTIL_THE_END].enter_context(product())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """A process that will run tests: what it needs to reach the node."""
+    node.workerinput["node"] = node.config.stash[_SHARED].to_share()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("alone") and hasattr(item.config, "workerinput"):
+        pytest.fail("it changes what other tests stand on: run it without -n")
+
+
+@pytest.hookimpl(trylast=True)  # when the others have ended
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if (stack := session.config.stash.get(_UNTIL_THE_END, None)) is not None:
+        stack.close()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Starting the cluster counts as time of the first test."""
+    """Starting the cluster counts as time of the first test. The longest first, so that none is left over at the end."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.timeout(1800))
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)

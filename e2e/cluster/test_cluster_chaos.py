@@ -20,7 +20,7 @@ from prefixpool_testing.cluster.load import ERROR_EVENT, LOST, End, load
 from prefixpool_testing.cluster.node import Node
 from prefixpool_testing.cluster.product import OPERATOR, POOL_S, PoolPlace
 from prefixpool_testing.eventually import eventually
-from prefixpool_testing.operated import POOLS
+from prefixpool_testing.operated import LOOK_S, POOLS
 
 CHAOS_S = float(os.environ.get("CHAOS_S", "120"))
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
@@ -111,7 +111,7 @@ class Chaos:
         async def restarted() -> bool:
             return sum(map(int, await self._operators(restarts))) > before
 
-        await eventually(restarted, within_s=POOL_S, what="the operator was started again")
+        await eventually(restarted, within_s=POOL_S, every_s=LOOK_S, what="the operator was started again")
         await self._place.api.kubectl_async("-n", chart.NAMESPACE, "rollout", "status", OPERATOR, "--timeout=100s")
 
     async def api_server(self, _target: str) -> None:
@@ -129,7 +129,7 @@ class Chaos:
         async def another() -> bool:
             return await self._uid(target) not in ("", before)
 
-        await eventually(another, within_s=POOL_S, what=f"{target} has a successor")
+        await eventually(another, within_s=POOL_S, every_s=LOOK_S, what=f"{target} has a successor")
 
     async def network(self, target: str) -> None:
         found = await self._place.get(kube.POD, target)
@@ -164,7 +164,7 @@ class Chaos:
                 return False
             return bool(routers) and all(right(name, router) for name, router in routers.items())
 
-        await eventually(check, within_s=POOL_S, what=what)
+        await eventually(check, within_s=POOL_S, every_s=LOOK_S, what=what)
 
 
 def _view(router: RouterReport, replica: str) -> ReplicaReport:
@@ -176,6 +176,7 @@ def _all_is_well(_name: str, router: RouterReport) -> bool:
     return router.ready and not router.members_problem and len(whole) == len(router.replicas) == REPLICAS
 
 
+@pytest.mark.alone
 async def test_accidents_cost_only_what_was_inside_what_died(place: PoolPlace, hands: ThreadPoolExecutor) -> None:
     await place.apply(POOL, replicas=REPLICAS)
     chaos = Chaos(place, hands, Random(SEED))

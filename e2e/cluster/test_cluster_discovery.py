@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from prefixpool_testing import chart
 from prefixpool_testing.cluster.audit import Request
 from prefixpool_testing.cluster.product import PoolPlace
@@ -87,6 +89,7 @@ async def test_new_replicas_get_requests_once_they_can_answer_and_no_sooner__pee
         assert await place.metric(pod, "prefixpool_router_retries_total") == 0, "nobody was asked in vain"
 
 
+@pytest.mark.long
 async def test_an_idle_pool_causes_no_writes__peers_75(place: PoolPlace) -> None:
     await place.apply("idle", replicas=2)
     await place.until_ready("idle", 2)
@@ -105,5 +108,5 @@ async def writes_until_resync(place: PoolPlace) -> list[Request]:
     async def resync() -> bool:
         return any(one.verb == "list" and one.object_ref.resource == "inferencepools" for one in asked())
 
-    await eventually(resync, within_s=2 * RESYNC_S, what="the operator lists all pools")
+    await eventually(resync, within_s=2 * RESYNC_S, every_s=1.0, what="the operator lists all pools")
     return [one for one in asked() if one.writes and one.object_ref.namespace == place.namespace]

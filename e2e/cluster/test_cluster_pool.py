@@ -8,6 +8,7 @@ import pytest
 
 from prefixpool_testing.cluster.product import PoolPlace
 from prefixpool_testing.eventually import eventually
+from prefixpool_testing.operated import LOOK_S
 from prefixpool_testing.pool_client import COMPLETIONS
 from prefixpool_testing.sim_pool import text
 from prefixpool_testing.traffic import streams, traffic
@@ -35,7 +36,7 @@ async def test_apply_serve_delete(place: PoolPlace) -> None:
     async def nothing_left() -> bool:
         return not await place.children("sim")
 
-    await eventually(nothing_left, within_s=120, what="nothing is left of the pool")
+    await eventually(nothing_left, within_s=120, every_s=LOOK_S, what="nothing is left of the pool")
 
 
 async def test_changed_engine_arguments_roll_without_a_failed_request(place: PoolPlace) -> None:
@@ -72,6 +73,7 @@ async def test_scaling_down_fails_no_request_and_running_streams_finish(place: P
     assert all(stream.done and not stream.errors for stream in running)
 
 
+@pytest.mark.alone
 async def test_an_operator_that_is_down_stops_no_serving_and_catches_up(place: PoolPlace) -> None:
     await place.apply("alone", replicas=3)
     await place.until_ready("alone", 3)
@@ -87,6 +89,7 @@ async def test_an_operator_that_is_down_stops_no_serving_and_catches_up(place: P
     assert not seen.failures
 
 
+@pytest.mark.alone
 async def test_another_router_image_restarts_no_engine(place: PoolPlace) -> None:
     await place.apply("image", replicas=2)
     await place.until_ready("image", 2)
@@ -98,7 +101,12 @@ async def test_another_router_image_restarts_no_engine(place: PoolPlace) -> None
             return await place.router_images("image") == {other} and await place.restarts("image") == expected
 
         await seen.more(10)
-        await eventually(swapped, within_s=120, what="routers were restarted with the other image, and nothing else was")
+        await eventually(
+            swapped,
+            within_s=120,
+            every_s=LOOK_S,
+            what="routers were restarted with the other image, and nothing else was",
+        )
         await place.until_ready("image", 2)
         await seen.more(20)
         assert await place.restarts("image") == expected

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from prefixpool_operator import kube
 from prefixpool_testing.cluster import previous
 from prefixpool_testing.cluster.product import POOL_S, PoolPlace, install, install_objects, is_ready
 from prefixpool_testing.eventually import eventually
-from prefixpool_testing.operated import POOLS
+from prefixpool_testing.operated import LOOK_S, POOLS
 from prefixpool_testing.traffic import traffic
 
 POOL = previous.POOL
 
 
+@pytest.mark.alone
 async def test_pods_of_the_previous_release_run_on_under_this_one(place: PoolPlace) -> None:
     await asyncio.to_thread(install_objects, place.cluster, previous.chart_objects())
     await place.apply(POOL)
@@ -44,7 +47,7 @@ async def replace_stateful_set(place: PoolPlace) -> None:
         pods = await place.workers(POOL)
         return len(pods) == 2 and all(map(is_ready, pods))
 
-    await eventually(ready, within_s=POOL_S, what="two pods, made from the previous release's template")
+    await eventually(ready, within_s=POOL_S, every_s=LOOK_S, what="two pods, made from the previous release's template")
 
 
 async def engines(place: PoolPlace) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from prefixpool_cli.pool_files import free_ports
@@ -86,6 +87,7 @@ def guide() -> list[str]:
     return re.split(r"\n(?=\S)", re.sub(r"^    ", "", block[1], flags=re.MULTILINE).strip())
 
 
+@pytest.mark.alone
 async def test_a_release_from_install_to_install_again(bare: Node, place: PoolPlace) -> None:
     shell = Shell(bare, place.namespace)
     install_it, apply_it, ask_it = guide()

@@ -12,13 +12,15 @@ POLL_S: Final = 0.02
 T = TypeVar("T")
 
 
-async def eventually(check: Callable[[], Awaitable[T]], *, within_s: float = PATIENCE_S, what: str) -> T:
+async def eventually(
+    check: Callable[[], Awaitable[T]], *, within_s: float = PATIENCE_S, every_s: float = POLL_S, what: str
+) -> T:
     """The first truthy result of `check`. Raises AssertionError after `within_s`; a check that hangs counts as false."""
     found: T | None = None
     try:
         async with asyncio.timeout(within_s):
             while not (found := await check()):  # noqa: ASYNC110 -- what is waited for is in other processes
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(every_s)
             return found
     except TimeoutError:
         raise AssertionError(f"not within {within_s:g} s: {what}; last seen: {found!r}") from None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from itertools import count
 from types import TracebackType
 from typing import Any, Final, Self
+from uuid import uuid4
 
 from prefixpool_operator import kube
 from prefixpool_operator.identity import L_POOL
@@ -26,7 +26,7 @@ SPEC: Final[Mapping[str, Any]] = {
     "replicas": 2,
 }
 ALL_KINDS: Final = (*kube.CHILDREN, *kube.RBAC_CHILDREN, kube.SECRET, kube.POD)
-_names = count(1)
+LOOK_S: Final = 0.1  # between two looks at an API server, which has the same cores
 
 
 class Place:
@@ -35,7 +35,7 @@ class Place:
     def __init__(self, api: ApiServer, client: KubeClient) -> None:
         self.api = api
         self.client = client
-        self.namespace = f"test-{next(_names)}"
+        self.namespace = f"test-{uuid4().hex[:8]}"
         self.kubelet = PaperKubelet(client)
         api.make_namespaces(self.namespace)
 
@@ -90,7 +90,7 @@ class Place:
             return seen[0] == status and reason in ("", seen[1])
 
         try:
-            await eventually(check, within_s=within_s, what=f"{pool} is {kind}={status} {reason}")
+            await eventually(check, within_s=within_s, every_s=LOOK_S, what=f"{pool} is {kind}={status} {reason}")
         except AssertionError as error:
             raise AssertionError(f"{error}; the condition is {seen}") from error
         return seen[2]
@@ -101,7 +101,7 @@ class Place:
         async def check() -> bool:
             return bool((await self.get(kube.POOL, pool) or {}).get("status", {}).get("replicas") == replicas)
 
-        await eventually(check, within_s=within_s, what=f"{pool} has {replicas} pods")
+        await eventually(check, within_s=within_s, every_s=LOOK_S, what=f"{pool} has {replicas} pods")
 
     async def serve(self, pool: str, replicas: int) -> None:
         """Until so many pods are there, which a kubelet of paper then declares ready, and the pool Available."""
@@ -113,8 +113,8 @@ class Place:
             status = (await self.get(kube.POOL, pool) or {}).get("status", {})
             return bool(status.get("readyReplicas") == status.get("replicas") == replicas)
 
-        await eventually(check, within_s=60, what=f"{replicas} pods of {pool}")
-        await eventually(counted, what=f"{pool} says that all are ready")
+        await eventually(check, within_s=60, every_s=LOOK_S, what=f"{replicas} pods of {pool}")
+        await eventually(counted, every_s=LOOK_S, what=f"{pool} says that all are ready")
         await self.until(pool, "Available", "True")
 
 

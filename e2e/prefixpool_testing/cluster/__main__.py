@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from prefixpool_testing.cluster import images, toolchain, wheels
+from prefixpool_testing.cluster import images, phases, toolchain, wheels
 from prefixpool_testing.cluster.api_server import ApiServer, api_server
 from prefixpool_testing.cluster.errors import ClusterError
 from prefixpool_testing.cluster.node import node
@@ -19,6 +20,8 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("tools", help="build Kubernetes' programs into the cache")
     commands.add_parser("images", help="build the images into the cache")
+    commands.add_parser("prepare", help="both")
+    commands.add_parser("phases", help="what the tests took that PREFIXPOOL_PHASES tells of")
     commands.add_parser("wheels", help="the build context of images/Dockerfile").add_argument("folder", type=Path)
     commands.add_parser("api", help="the API server alone")
     commands.add_parser("node", help="a whole node, with operators of this checkout")
@@ -34,6 +37,10 @@ def _run(chosen: argparse.Namespace) -> None:
         toolchain.build_all()
     elif chosen.command == "images":
         print(images.archive())
+    elif chosen.command == "prepare":
+        _prepare()
+    elif chosen.command == "phases":
+        print(phases.table())
     elif chosen.command == "wheels":
         wheels.make(chosen.folder)
     elif chosen.command == "api":
@@ -43,6 +50,13 @@ def _run(chosen: argparse.Namespace) -> None:
         with node(images.archive()) as cluster:
             install(cluster)
             _stay(cluster.api)
+
+
+def _prepare() -> None:
+    """Beside each other: images wait for downloads, programs for the compiler."""
+    with phases.phase("programs and images"), ThreadPoolExecutor() as threads:
+        for one in (threads.submit(toolchain.build_all), threads.submit(images.archive)):
+            one.result()
 
 
 def _stay(api: ApiServer) -> None:

@@ -18,6 +18,7 @@ _PACKAGES: Final = {  # command: package
     "setpriv": "util-linux",
     "ip": "iproute2",
     "iptables": "iptables",
+    "ipset": "ipset",
     "conntrack": "conntrack",
     "mmdebstrap": "mmdebstrap",
     "buildah": "buildah",

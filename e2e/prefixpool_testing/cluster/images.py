@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from prefixpool_testing.cluster import cache, debian, wheels
+from prefixpool_testing.cluster import cache, debian, phases, wheels
 from prefixpool_testing.cluster.errors import ClusterError
 
 PAUSE: Final = "localhost/prefixpool-test/pause:1"
@@ -38,7 +38,8 @@ def archive() -> Path:
         wheels.make(context)
         folder = cache.folder() / "images"
         place = folder / _digest(context, base)
-        cache.built(place, lambda fresh: _build(base, context, fresh))
+        with phases.phase("  images: built, or found in the cache"):
+            cache.built(place, lambda fresh: _build(base, context, fresh))
     _forget_old(folder)
     return place / "images.tar"
 

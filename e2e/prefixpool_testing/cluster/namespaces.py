@@ -19,7 +19,7 @@ from prefixpool_testing.cluster.programs import Programs
 # 198.18.0.0/15 is set aside for tests of networks (RFC 2544): it is routed nowhere.
 NETWORK: Final = "198.18.0.0/16"
 NODE_ADDRESS: Final = "198.18.0.2"
-_MACHINE_ADDRESS: Final = "198.18.0.1"
+MACHINE_ADDRESS: Final = "198.18.0.1"
 _LINK: Final = "prefixpool0"
 _STEP_S: Final = 30.0
 # Process 1 ignores SIGCHLD, so that the kernel reaps orphans.
@@ -81,13 +81,13 @@ def _connect(enter: tuple[str, ...], inside: str) -> None:
     """One cable between machine and node, and a route through it."""
     _disconnect()
     _run("ip", "link", "add", _LINK, "type", "veth", "peer", "name", "eth0", "netns", inside)
-    _run("ip", "address", "add", f"{_MACHINE_ADDRESS}/30", "dev", _LINK)
+    _run("ip", "address", "add", f"{MACHINE_ADDRESS}/30", "dev", _LINK)
     _run("ip", "link", "set", _LINK, "up")
     steps = (
         "ip link set lo up",
         f"ip address add {NODE_ADDRESS}/30 dev eth0",
         "ip link set eth0 up",
-        f"ip route add default via {_MACHINE_ADDRESS}",  # programs look for one; the machine forwards nothing
+        f"ip route add default via {MACHINE_ADDRESS}",  # programs look for one; the machine forwards nothing
         "echo 1 > /proc/sys/net/ipv4/ip_forward",
     )
     _run(*enter, "sh", "-ec", "\n".join(steps))

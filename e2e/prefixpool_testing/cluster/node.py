@@ -1,4 +1,4 @@
-"""A whole Kubernetes of one node: control plane, containerd, kubelet, kube-proxy, cluster DNS. Needs root.
+"""A whole Kubernetes of one node: control plane, containerd, kubelet, kube-proxy, DNS, enforced NetworkPolicies. Needs root.
 
     with node() as cluster:
         cluster.load(archive)
@@ -16,10 +16,10 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from prefixpool_testing.cluster import cache, debian, folders, images
-from prefixpool_testing.cluster.api_server import KUBERNETES_SERVICE, NODE, ApiServer, Place, as_flags
+from prefixpool_testing.cluster.api_server import KUBERNETES_SERVICE, NODE, SERVICE_CIDR, ApiServer, Place, as_flags
 from prefixpool_testing.cluster.cgroups import cgroup
 from prefixpool_testing.cluster.errors import ClusterError
 from prefixpool_testing.cluster.namespaces import NODE_ADDRESS, namespaces
@@ -31,7 +31,7 @@ API_PORT: Final = 6443
 _CGROUP: Final = "prefixpool-node"
 _READY_S: Final = 90.0
 _IMPORT_S: Final = 300.0
-_COMMANDS: Final = ("openssl", "setpriv", "ip", "iptables", "conntrack")
+_COMMANDS: Final = ("openssl", "setpriv", "ip", "iptables", "ipset", "conntrack")
 
 
 class Node:
@@ -42,6 +42,16 @@ class Node:
         self.programs = Programs(folder / "logs", enter)
         self.api = ApiServer(folder, Place(NODE_ADDRESS, api=API_PORT, etcd=2379, etcd_peer=2380), self.programs)
         self._enter = tuple(enter)
+
+    def to_share(self) -> tuple[str, tuple[str, ...]]:
+        """For another process of this machine, until the node ends: what `of` takes."""
+        return str(self.folder), self._enter
+
+    @classmethod
+    def of(cls, shared: tuple[str, Sequence[str]]) -> Self:
+        """Another process's. It can do all but start programs, and stop those that run."""
+        folder, enter = shared
+        return cls(Path(folder), enter)
 
     # -- for tests
 
@@ -134,6 +144,7 @@ class Node:
         self._start_proxy()
         self._start_dns()
         self.programs.until("kubelet", self._ready, _READY_S)
+        self._start_policies()
 
     @property
     def _socket(self) -> str:
@@ -189,6 +200,15 @@ class Node:
             f"  kubernetes cluster.local {{\n    kubeconfig {self.api.kubeconfig}\n  }}\n}}\n"
         )
         self.programs.start("coredns", [tool("coredns"), "-conf", corefile])
+
+    def _start_policies(self) -> None:
+        """Once the node is known: it looks for that."""
+        flags = {
+            "kubeconfig": self.api.kubeconfig,
+            "hostname-override": NODE,
+            "service-cluster-ip-range": SERVICE_CIDR,
+        }
+        self.programs.start("netpol", [tool("netpol"), *as_flags(flags)])
 
     def _ready(self) -> bool:
         node = self.api.kubectl(

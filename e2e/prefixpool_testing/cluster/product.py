@@ -18,9 +18,10 @@ from prefixpool_router.state import RouterReport
 from prefixpool_testing import chart
 from prefixpool_testing.cluster import images
 from prefixpool_testing.cluster.kubectl import RESTRICTED
+from prefixpool_testing.cluster.namespaces import MACHINE_ADDRESS
 from prefixpool_testing.cluster.node import Node
 from prefixpool_testing.eventually import eventually
-from prefixpool_testing.operated import POOLS, Place
+from prefixpool_testing.operated import LOOK_S, POOLS, Place
 from prefixpool_testing.operator_program import admin_client, worker_pods
 from prefixpool_testing.pool_client import PoolClient
 from prefixpool_testing.sim_pool import samples
@@ -67,6 +68,24 @@ class PoolPlace(Place):
         self.cluster = cluster
         self._http = http
         self.api.make_namespaces(self.namespace, labels=RESTRICTED)
+        self.api.apply(self._tests_may_enter())
+
+    def _tests_may_enter(self) -> Raw:
+        """What pools let in is their own NetworkPolicy's to say; beside it, this one lets in the tests, from outside."""
+        return {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": {"name": "tests", "namespace": self.namespace},
+            "spec": {"podSelector": {}, "ingress": [{"from": [{"ipBlock": {"cidr": f"{MACHINE_ADDRESS}/32"}}]}]},
+        }
+
+    def remove(self) -> None:
+        """The namespace with all that is in it, which takes as long as pods take to drain."""
+        own = ("-n", self.namespace)
+        self.api.kubectl(*own, "delete", POOLS, "--all", "--timeout=100s")
+        # Pods first: a namespace that has some sleeps for half of their grace period before it looks again.
+        self.api.kubectl(*own, "wait", "--for=delete", "pod", "--all", "--timeout=100s")
+        self.api.kubectl("delete", "namespace", self.namespace, "--timeout=100s")
 
     async def client_of(self, pool: str, key: str = "") -> PoolClient:
         """Speaks to the pool's client Service."""
@@ -117,7 +136,7 @@ class PoolPlace(Place):
             pods = await self.workers(pool)
             return fresh and told == [replicas] * 3 and len(pods) == replicas and all(map(is_ready, pods))
 
-        await eventually(check, within_s=within_s, what=f"{replicas} replicas of {pool} ready")
+        await eventually(check, within_s=within_s, every_s=LOOK_S, what=f"{replicas} replicas of {pool} ready")
 
     async def restarts(self, pool: str) -> dict[tuple[str, str], int]:
         """By pod and container."""
@@ -133,7 +152,7 @@ class PoolPlace(Place):
         async def check() -> bool:
             return (await self.restarts(pool)).get((pod, container)) == times
 
-        await eventually(check, within_s=POOL_S, what=f"{container} of {pod} restarted {times} times")
+        await eventually(check, within_s=POOL_S, every_s=LOOK_S, what=f"{container} of {pod} restarted {times} times")
 
     async def router_images(self, pool: str) -> set[str]:
         """That its pods ask for: of an image with two names, status may show the other one."""
@@ -206,15 +225,10 @@ def is_ready(pod: Any) -> bool:
 
 @asynccontextmanager
 async def pool_place(cluster: Node) -> AsyncIterator[PoolPlace]:
-    """Its namespace is deleted at the end, and all that is in it."""
+    """Its namespace stays, until `remove`."""
     client = await admin_client(cluster.api)
     try:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-            place = PoolPlace(cluster, client, http)
-            yield place
-        # Pods first: a namespace that has some sleeps for half of their grace period before it looks again.
-        await place.kubectl("delete", POOLS, "--all", "--timeout=100s")
-        await place.kubectl("wait", "--for=delete", "pod", "--all", "--timeout=100s")
-        await place.api.kubectl_async("delete", "namespace", place.namespace, "--timeout=100s")
+            yield PoolPlace(cluster, client, http)
     finally:
         await client.close()

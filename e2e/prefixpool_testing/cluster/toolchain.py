@@ -1,4 +1,7 @@
-"""Kubernetes' own programs, CoreDNS and Helm, built from the pinned Go modules in e2e/cluster/go into the user's cache."""
+"""Kubernetes' own programs, CoreDNS, Helm and who enforces NetworkPolicies: built from the Go modules in e2e/cluster/go.
+
+They are kept in the user's cache.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from prefixpool_testing.cluster import cache
+from prefixpool_testing.cluster import cache, phases
 from prefixpool_testing.cluster.errors import ClusterError
 
 MODULES: Final = Path(__file__).parents[2] / "cluster" / "go"
@@ -41,7 +44,7 @@ _GROUPS: Final = {
         tuple(f"k8s.io/kubernetes/cmd/{name}" for name in ("kube-scheduler", "kubelet", "kube-proxy")),
         _KUBERNETES,
     ),
-    "dns": _Group("coredns", "github.com/coredns/coredns", ("github.com/coredns/coredns",)),
+    "network": _Group("network", "github.com/coredns/coredns", ("./coredns", "./netpol")),
     "helm": _Group(
         "helm",
         "helm.sh/helm/v3",
@@ -75,7 +78,8 @@ def _version(group: _Group) -> str:
 
 def _place(key: str, group: _Group) -> Path:
     """Named after what it is made of: another go.mod is another place."""
-    pins = b"".join((MODULES / group.folder / name).read_bytes() for name in ("go.mod", "go.sum"))
+    folder = MODULES / group.folder
+    pins = b"".join(path.read_bytes() for path in (folder / "go.mod", folder / "go.sum", *sorted(folder.glob("*/*.go"))))
     return cache.folder() / f"{group.folder}-{_version(group)}-{hashlib.sha256(pins).hexdigest()[:8]}" / key
 
 
@@ -86,7 +90,7 @@ def _build(key: str, group: _Group, place: Path) -> None:
     print(f"building {names} {version} (once; minutes) ...", flush=True)
     started_s = time.monotonic()
     variables = " ".join(f"-X {name}={version}" for name in group.version_variables)
-    flags = ("-mod=readonly", "-trimpath", "-ldflags", f"-s -w {variables}", "-o", f"{place}/")
+    flags = ("-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", f"-s -w {variables}", "-o", f"{place}/")
     done = subprocess.run(
         ["nice", "-n", "5", go, "build", *flags, *group.packages],
         cwd=MODULES / group.folder,
@@ -99,7 +103,9 @@ def _build(key: str, group: _Group, place: Path) -> None:
     )
     if done.returncode != 0:
         raise ClusterError(f"go build of {names} in e2e/cluster/go/{group.folder} failed:\n{done.stdout[-3000:]}")
-    print(f"built {key} in {time.monotonic() - started_s:.0f} s", flush=True)
+    took_s = time.monotonic() - started_s
+    phases.note(f"  {names}: built", took_s)
+    print(f"built {names} in {took_s:.0f} s", flush=True)
 
 
 def _go(module: Path) -> str:

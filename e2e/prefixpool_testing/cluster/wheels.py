@@ -1,7 +1,11 @@
-"""What images/Dockerfile is given: our wheel and those it depends on, by image. Downloads stop here."""
+"""What images/Dockerfile is given: our wheel and those it depends on, by image. Downloads stop here.
+
+Those it depends on are kept in the cache until pyproject.toml changes: the same files of the same age are the same layer.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 import tempfile
@@ -12,6 +16,7 @@ from prefixpool_testing.cluster import cache
 from prefixpool_testing.cluster.errors import ClusterError
 
 ROOT: Final = Path(__file__).parents[3]
+_PROJECT: Final = ROOT / "pyproject.toml"
 PYTHON: Final = "3.11"  # of Debian 12
 _IMAGES: Final = {"control": ("operator", "router"), "worker": ("agent",)}
 _STEP_S: Final = 600.0
@@ -19,29 +24,26 @@ _STEP_S: Final = 600.0
 
 def make(target: Path) -> None:
     """`target` becomes the build context: control/, worker/ and prefixpool/ with wheels."""
+    pins = hashlib.sha256(b"\0".join((_PROJECT.read_bytes(), Path(__file__).read_bytes()))).hexdigest()[:16]
+    dependencies = cache.built(cache.folder() / "wheels" / pins, _download)
     with tempfile.TemporaryDirectory() as scratch:
-        fresh = Path(scratch)
-        _run(_uv(), "build", "-q", "--wheel", "-o", str(fresh / "prefixpool"), str(ROOT))
-        (fresh / "prefixpool/.gitignore").unlink(missing_ok=True)
-        for image, extras in _IMAGES.items():
-            chosen = [f"--extra={extra}" for extra in extras]
-            names = str(fresh / f"{image}.txt")
-            _run(
-                _uv(),
-                "pip",
-                "compile",
-                "-q",
-                *chosen,
-                f"--python-version={PYTHON}",
-                "-o",
-                names,
-                str(ROOT / "pyproject.toml"),
-            )
-            kinds = (f"--python-version={PYTHON}", "--only-binary=:all:", "--no-deps")
-            _run(_uv(), "tool", "run", "-q", "pip", "download", "-q", *kinds, "-r", names, "-d", str(fresh / image))
-            Path(names).unlink()
+        own = Path(scratch)
+        _run(_uv(), "build", "-q", "--wheel", "-o", str(own), str(ROOT))
+        (own / ".gitignore").unlink(missing_ok=True)
         shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(fresh, target)
+        shutil.copytree(dependencies, target)
+        shutil.copytree(own, target / "prefixpool")
+
+
+def _download(place: Path) -> None:
+    """Those of all images, by image."""
+    for image, extras in _IMAGES.items():
+        chosen = [f"--extra={extra}" for extra in extras]
+        names = place / f"{image}.txt"
+        _run(_uv(), "pip", "compile", "-q", *chosen, f"--python-version={PYTHON}", "-o", str(names), str(_PROJECT))
+        kinds = (f"--python-version={PYTHON}", "--only-binary=:all:", "--no-deps")
+        _run(_uv(), "tool", "run", "-q", "pip", "download", "-q", *kinds, "-r", str(names), "-d", str(place / image))
+        names.unlink()
 
 
 def _uv() -> str:
