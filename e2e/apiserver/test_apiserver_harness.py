@@ -51,6 +51,7 @@ _STARTS_AND_WAITS = """
 import signal
 from prefixpool_testing.cluster.api_server import api_server
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell started in the background
 with api_server() as api:
     print(api.folder, *api.programs.pids(), flush=True)
     signal.pause()
