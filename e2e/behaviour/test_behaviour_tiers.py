@@ -13,7 +13,7 @@ import pytest_asyncio
 from prefixpool import names
 from prefixpool_testing.eventually import eventually
 from prefixpool_testing.pool_client import Reply
-from prefixpool_testing.sim_pool import PoolOptions, SimPool, samples, started, text
+from prefixpool_testing.sim_pool import PoolOptions, SimPool, salt_of, samples, started, text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -29,35 +29,25 @@ async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SimPoo
         yield running
 
 
-async def test_what_one_replica_read_another_restores_and_routers_expect_it(pool: SimPool) -> None:
+async def test_what_one_replica_read_another_restores(pool: SimPool) -> None:
     said = text("read by one replica")
     first = await pool.client.chat(said)
     other = pool.another(first.replica)
-    await told_on_disk(pool, other)
-    pool.local.kill(first.replica, "engine")
-    await pool.knows_nothing_of(first.replica)
-    again = await pool.client.chat(said)
-    assert (again.replica, again.cached) == (other, whole(again))
-    assert abs(again.predicted - again.cached) <= BLOCK
-    assert await told(pool, other, "tier_cached_tokens_total", "disk") == whole(again)
-    await pool.usable()
+    restored = await pool.engine(other).chat(said, cache_salt=salt_of("alpha"))
+    assert restored.cached == whole(first)
+    assert await told(pool, other, "tier_cached_tokens_total", "disk") == whole(first)
 
 
-async def test_restarted_replica_knows_at_once_what_is_on_disk(pool: SimPool) -> None:
-    said = text("outlives both engines")
-    await pool.client.chat(said)
-    for name in pool.names:
-        await told_on_disk(pool, name)
-    for name in pool.names:
-        pool.local.kill(name, "engine")
-    for name in pool.names:
-        await pool.knows_nothing_of(name)
-    await pool.usable()
-    for name in pool.names:
-        await told_on_disk(pool, name)
-    again = await pool.client.chat(said)
-    assert again.cached == whole(again)
-    assert abs(again.predicted - again.cached) <= BLOCK
+async def test_restarted_replicas_serve_from_disk_and_expect_even_what_was_read_last(pool: SimPool) -> None:
+    said = [text(f"{i} of the last texts") for i in range(4)]
+    for each in said:
+        await pool.client.chat(each)
+        await pool.settled()
+    await restarted(pool)
+    for each in said:
+        again = await pool.client.chat(each)
+        assert again.cached == whole(again)
+        assert abs(again.predicted - again.cached) <= BLOCK
 
 
 async def test_fill_and_stores_of_every_tier_are_told(pool: SimPool) -> None:
@@ -69,18 +59,35 @@ async def test_fill_and_stores_of_every_tier_are_told(pool: SimPool) -> None:
         assert await told(pool, first.replica, "tier_used_bytes", tier) > 0
 
 
+async def restarted(pool: SimPool) -> None:
+    """All engines are killed and back, and their agents have read what is on disk."""
+    for name in pool.names:
+        pool.local.kill(name, "engine")
+    for name in pool.names:
+        await pool.knows_nothing_of(name)
+    await pool.usable()
+    for name in pool.names:
+        await told_on_disk(pool, name)
+
+
 def whole(reply: Reply) -> int:
     return (reply.prompt - 1) // BLOCK * BLOCK
 
 
 async def told_on_disk(pool: SimPool, name: str) -> None:
-    """Until an agent, whose engine is idle, has told routers of what it found on disk."""
+    """Until an agent knows all texts that any knows, and routers what it told."""
 
     async def check() -> bool:
-        await pool.settled()
-        return (await pool.info(name)).resident_blocks > 0
+        infos = [await pool.info(each) for each in (name, *pool.names)]
+        return infos[0].boundaries == max(info.boundaries for info in infos) > 0
 
     await eventually(check, what=f"{name} knows what is on disk")
+    await eventually(lambda: heard(pool, name), what=f"routers know what {name} knows")
+
+
+async def heard(pool: SimPool, name: str) -> bool:
+    boundaries = (await pool.info(name)).boundaries
+    return all(view.boundaries >= boundaries for view in await pool.views(name))
 
 
 async def told(pool: SimPool, name: str, metric: str, tier: str) -> float:

@@ -53,6 +53,7 @@ class Managers:
         )
         self.manager = TieringOffloadingManager(self.primary, [self.tier])
         self.requests = 0
+        self.until(self.tier._store.folder.is_dir)  # made by a thread
 
     def request(self, keys: list[bytes], **params: Any) -> Any:
         from vllm.v1.kv_offload.base import ReqContext

@@ -23,6 +23,7 @@ from prefixpool_agent.engines.metrics import EngineLoad
 from prefixpool_agent.metrics import AgentMetrics
 from prefixpool_agent.model_text import read_model
 from prefixpool_agent.publisher import Publisher
+from prefixpool_agent.residency import Residency
 from prefixpool_agent.settings import AgentSettings
 from prefixpool_agent.supervisor_client import EnginePhase, EngineProcess, SupervisorClient
 
@@ -119,8 +120,15 @@ class Agent:
         self._load = EngineLoad()
         self._parts.notes.begin(0)
         await attachment.close()
+        await self._keep_texts()
         self._parts.follower.forget("engine ended")
         self._tell_state()
+
+    async def _keep_texts(self) -> None:
+        """What the dead engine's prompts said is what the next one, or another replica, finds on its disk."""
+        follower, disk = self._parts.follower, self._parts.disk
+        if disk.follows and follower.residency is not None:
+            await disk.save(self._saved(follower.residency), at_once=True)
 
     def _welcome(self, epoch: int) -> wire.Welcome:
         facts = self._attachment.facts if self._attachment is not None else None
@@ -130,6 +138,7 @@ class Agent:
             models=facts.models if facts is not None else (self._settings.served_model_name,),
             block_tokens=facts.block_tokens if facts is not None else self._settings.block_tokens,
             device_tokens=facts.device_tokens if facts is not None else 0,
+            host_bytes=self._settings.host_kv_bytes,
             max_inflight=self._settings.max_inflight,
             template=self._parts.text.template,
         )
@@ -228,7 +237,7 @@ class Agent:
         residency = follower.residency
         if residency is None:
             return
-        saved = saved_map.SavedMap(version=saved_map.VERSION, costs=follower.costs, residency=residency.save())
+        saved = self._saved(residency)
         took_s = time.monotonic() - now
         follower.changed_since_save = False
         self._save_due_s = now + max(interval_s, took_s / SAVE_SHARE)
@@ -238,6 +247,10 @@ class Agent:
         except OSError as error:
             log.warning("residency map could not be saved", extra={"error": str(error)})
         await self._parts.disk.save(saved)
+
+    def _saved(self, residency: Residency) -> saved_map.SavedMap:
+        costs = self._parts.follower.costs
+        return saved_map.SavedMap(version=saved_map.VERSION, costs=costs, residency=residency.save())
 
     async def close(self) -> None:
         """Stop; the engine runs on."""

@@ -16,6 +16,7 @@ from prefixpool_agent.saved_map import SavedMap
 
 LOOK_S: Final = 2.0
 SAVE_S: Final = 30.0
+WRITE_S: Final = 2.0
 SHARE: Final = 0.05  # of the time, at most, goes into looking
 
 log = logging.getLogger(__name__)
@@ -58,12 +59,18 @@ class DiskFollower:
         if seen and of == (self._follower.residency, residency.lives) and self._follower.following:
             self._follower.disk(seen.maps, seen.found, seen.gone)
 
-    async def save(self, saved: SavedMap) -> None:
+    @property
+    def follows(self) -> bool:
+        """The engine has a disk tier, and it was found."""
+        return self._folder is not None
+
+    async def save(self, saved: SavedMap, *, at_once: bool = False) -> None:
         """Beside the chunks, now and then."""
-        if self._folder is None or time.monotonic() - self._saved_s < SAVE_S:
+        if self._folder is None or not (at_once or time.monotonic() - self._saved_s >= SAVE_S):
             return
         self._saved_s = time.monotonic()
         try:
-            await asyncio.to_thread(self._folder.save, self._replica, saved)
-        except OSError as error:
+            async with asyncio.timeout(WRITE_S):  # a thread on a disk that hangs cannot be stopped, but left alone
+                await asyncio.to_thread(self._folder.save, self._replica, saved)
+        except (OSError, TimeoutError) as error:
             log.warning("map of the disk tier could not be saved", extra={"error": str(error)})
