@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 import aiohttp
+import msgspec
 from rich.console import Console
 
 from prefixpool.api.engine import EngineKind
@@ -16,7 +17,7 @@ from prefixpool_cli.demo.client import RequestFailedError
 from prefixpool_cli.demo.spill import plan
 from prefixpool_cli.demo.spill import report as spill_report
 from prefixpool_cli.demo.spill.passing import Work
-from prefixpool_cli.demo.spill.show import Plan, SpillShow
+from prefixpool_cli.demo.spill.show import Plan, Shown, SpillShow
 from prefixpool_cli.errors import CliError
 from prefixpool_cli.plan import find_model
 
@@ -30,14 +31,17 @@ def planned(
     chosen = plan.arms(arms, engine)
     work = Work(workload.first(workload.load(), requests or plan.REQUESTS), concurrency or plan.CONCURRENCY)
     token_bytes = _token_bytes(engine, model)
-    size = plan.sizes(work.workload, engine, command.BLOCK_TOKENS, token_bytes, command.MAX_MODEL_LEN)
+    exact_bytes = token_bytes if engine is EngineKind.SIM else FLOAT32 * token_bytes
+    size = plan.sizes(work.workload, engine, command.BLOCK_TOKENS, exact_bytes, command.MAX_MODEL_LEN)
     spec = command.pool_spec(engine, model, max(arm.replicas for arm in chosen), size.device_blocks, out)
     command.prepare(spec, out)
-    return Plan(spec, size, plan.timed_sizes(command.BLOCK_TOKENS, token_bytes), work, chosen, check_output)
+    # Times are those of the type that users run the model in; only answers need float32 to be compared.
+    timed = msgspec.structs.replace(spec, worker_args=())
+    return Plan(spec, size, timed, plan.timed_sizes(command.BLOCK_TOKENS, token_bytes), work, chosen, check_output)
 
 
 def _token_bytes(engine: EngineKind, model: str) -> int:
-    return sim.KV_TOKEN_BYTES if engine is EngineKind.SIM else FLOAT32 * bytes_per_token(find_model(model), KvDtype.AUTO)
+    return sim.KV_TOKEN_BYTES if engine is EngineKind.SIM else bytes_per_token(find_model(model), KvDtype.AUTO)
 
 
 async def run(chosen: Plan, out: Path, console: Console) -> bool:
@@ -45,11 +49,11 @@ async def run(chosen: Plan, out: Path, console: Console) -> bool:
     console.print(_announcement(chosen), highlight=False)
     async with aiohttp.ClientSession() as http:
         try:
-            found, samples = await SpillShow(chosen, http, out, console).run()
+            shown = await SpillShow(chosen, http, out, console).run()
         except RequestFailedError as error:
             raise CliError(f"the demo could not be judged: {error}") from error
-    write(found, samples, out)
-    return told(found, samples, out, console)
+    write(shown, out)
+    return told(shown.report, shown.arms, out, console)
 
 
 def told(found: spill_report.SpillReport, samples: list[report.ArmTokens], out: Path, console: Console) -> bool:
@@ -68,11 +72,12 @@ def told(found: spill_report.SpillReport, samples: list[report.ArmTokens], out: 
     return not missed
 
 
-def write(found: spill_report.SpillReport, samples: list[report.ArmTokens], out: Path) -> None:
-    """spill.json, spill.html, spill-samples.jsonl."""
-    (out / "spill.json").write_bytes(report.to_json(found))
-    (out / "spill-samples.jsonl").write_bytes(show.samples_json(samples))
-    (out / "spill.html").write_text(spill_report.html(found, samples), encoding="utf-8")
+def write(shown: Shown, out: Path) -> None:
+    """spill.json, spill.html, and spill-samples.jsonl: one line a request or probe."""
+    (out / "spill.json").write_bytes(report.to_json(shown.report))
+    lines = [msgspec.json.encode({"arm": plan.TIMES.name, **probe._asdict()}) + b"\n" for probe in shown.probes]
+    (out / "spill-samples.jsonl").write_bytes(show.samples_json(shown.arms) + b"".join(lines))
+    (out / "spill.html").write_text(spill_report.html(shown.report, shown.arms), encoding="utf-8")
 
 
 def _announcement(chosen: Plan) -> str:

@@ -27,14 +27,23 @@ from prefixpool_cli.pool_spec import PoolSpec
 
 
 class Plan(NamedTuple):
-    """What to run. `spec`: of every arm's pool, but for its replicas, sizes and tiers. `timed`: sizes of the arm TIMES."""
+    """What to run. `spec`: of every arm's pool, but for replicas, sizes and tiers; `timed...`: of the arm TIMES."""
 
     spec: PoolSpec
     sizes: Sizes
+    timed_spec: PoolSpec
     timed: Sizes
     work: Work
     arms: Sequence[SpillArm]
     check_output: bool
+
+
+class Shown(NamedTuple):
+    """The report, and what it was made from."""
+
+    report: SpillReport
+    arms: list[ArmTokens]
+    probes: list[Probe]
 
 
 class SpillShow:
@@ -49,7 +58,7 @@ class SpillShow:
         self._greedy: GreedyFigures | None = None
         self._begun = 0
 
-    async def run(self) -> tuple[SpillReport, list[ArmTokens]]:
+    async def run(self) -> Shown:
         """Raises CliError or RequestFailedError where no report is possible; failed requests are counted in the report."""
         probes = await self._timed() if TIMES in self._plan.arms else []
         passed: dict[str, Passed] = {}
@@ -62,16 +71,16 @@ class SpillShow:
             raise CliError(
                 "no arm ran that sends the workload", f"name one: {', '.join(a.name for a in ARMS if a is not TIMES)}"
             )
-        times = tier_times(probes)
-        return build(self._setup, self._plan.sizes, found, times, self._greedy), [each.requests for each in found]
+        report = build(self._setup, self._plan.sizes, found, tier_times(probes), self._greedy)
+        return Shown(report, [each.requests for each in found], probes)
 
     async def _timed(self) -> list[Probe]:
-        async with self._pool(TIMES, self._plan.timed) as pool:
+        async with self._pool(TIMES, self._plan.timed_spec, self._plan.timed) as pool:
             with ArmDisplay(self._console) as bars:
                 return await Prober(pool, self._http, bars, self._plan.work.workload.seed).run()
 
     async def _passed(self, arm: SpillArm, others: Sequence[Arm]) -> Passed:
-        async with self._pool(arm, self._plan.sizes) as pool:
+        async with self._pool(arm, self._plan.spec, self._plan.sizes) as pool:
             with ArmDisplay(self._console) as bars:
                 passing = Passing(pool, self._http, self._plan.work, arm, bars)
                 self._setup = self._setup or await passing.setup()
@@ -81,16 +90,16 @@ class SpillShow:
                 return passed
 
     @asynccontextmanager
-    async def _pool(self, arm: SpillArm, sizes: Sizes) -> AsyncIterator[LocalPool]:
+    async def _pool(self, arm: SpillArm, like: PoolSpec, sizes: Sizes) -> AsyncIterator[LocalPool]:
         """An arm's pool, running; its disk is a new directory that goes with it."""
         self._begun += 1
         with TemporaryDirectory(prefix="kv-", dir=self._out) as folder:
             spec = msgspec.structs.replace(
-                self._plan.spec,
+                like,
                 replicas=arm.replicas,
                 device_blocks=sizes.device_blocks,
                 max_model_len=sizes.max_model_len,
-                worker_args=(*self._plan.spec.worker_args, *worker_args(arm, sizes, folder)),
+                worker_args=(*like.worker_args, *worker_args(arm, sizes, folder)),
                 keep_logs=str(self._out / "logs" / arm.name),
             )
             async with LocalPool(spec) as pool:
