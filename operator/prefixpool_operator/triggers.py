@@ -108,16 +108,19 @@ class Triggers:
         for resource in (kube.POOL, *self._kinds):
             names = (resource.group, resource.api_version.rpartition("/")[2], resource.plural)
             kopf.on.event(*names, id=resource.plural, registry=registry)(self._handler(resource, loop))
-        await kopf.operator(
-            registry=registry,
-            settings=self._settings(),
-            standalone=True,
-            # Unused, but without one kopf asks for the user's name, and a container's user has none.
-            identity="prefixpool-operator",  # type: ignore[arg-type]  # a str by a name not exported
-            clusterwide=not self._namespaces,
-            namespaces=self._namespaces,
-            stop_flag=stop,
-        )
+        try:
+            await kopf.operator(
+                registry=registry,
+                settings=self._settings(),
+                standalone=True,
+                # Unused, but without one kopf asks for the user's name, and a container's user has none.
+                identity="prefixpool-operator",  # type: ignore[arg-type]  # a str by a name not exported
+                clusterwide=not self._namespaces,
+                namespaces=self._namespaces,
+                stop_flag=stop,
+            )
+        finally:
+            stop.set()  # a thread of this loop waits for it, and the loop does not end before that thread
 
     def _handler(self, resource: Resource, loop: asyncio.AbstractEventLoop) -> Callable[..., Awaitable[None]]:
         def key_of(body: Mapping[str, Any]) -> PoolKey:

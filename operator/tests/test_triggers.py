@@ -40,14 +40,19 @@ async def until_stopped(stop_flag: threading.Event, **_: Any) -> None:
     await asyncio.to_thread(stop_flag.wait)
 
 
+async def breaks(stop_flag: threading.Event, **_: Any) -> None:
+    """As kopf does: a thread goes on waiting for the flag."""
+    waiting = asyncio.get_running_loop().run_in_executor(None, stop_flag.wait)
+    await asyncio.wait({waiting}, timeout=0.01)
+    raise RuntimeError("the watch is gone")
+
+
 async def test_watching_that_breaks_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     lives: list[str] = []
 
     async def operator(**settings: Any) -> None:
         lives.append(threading.current_thread().name)
-        if len(lives) < 3:
-            raise RuntimeError("the watch is gone")
-        await until_stopped(**settings)
+        await (breaks if len(lives) < 3 else until_stopped)(**settings)
 
     monkeypatch.setattr(kopf, "operator", operator)
     monkeypatch.setattr(triggers, "_FIRST_PAUSE_S", 0.01)
@@ -75,9 +80,7 @@ async def test_pools_are_watched_again_when_their_crd_was_deleted_and_returns(mo
 
     async def operator(**settings: Any) -> None:
         lives.append(len(there))
-        if len(lives) < 2:
-            raise RuntimeError("404: the CRD was deleted")
-        await until_stopped(**settings)
+        await (breaks if len(lives) < 2 else until_stopped)(**settings)
 
     monkeypatch.setattr(kopf, "operator", operator)
     monkeypatch.setattr(triggers, "_FIRST_PAUSE_S", 0.01)
