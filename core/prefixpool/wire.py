@@ -85,6 +85,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True, omit_def
     models: tuple[str, ...] = ()  # served names and adapters
     block_tokens: int = 0
     device_tokens: int = 0  # capacity of the device tier
+    host_bytes: int = 0  # host memory as a tier below the device; 0: none
     max_inflight: int = 0  # the gate's bound; 0 = none
     template: Template = Template()
 

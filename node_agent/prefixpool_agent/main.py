@@ -97,6 +97,7 @@ async def build(settings: AgentSettings) -> AsyncIterator[list[asyncio.Task[None
             epoch=0,
             models=(settings.served_model_name,),
             block_tokens=settings.block_tokens,
+            host_bytes=settings.host_kv_bytes,
             max_inflight=settings.max_inflight,
             template=text.template,
         )

@@ -21,6 +21,7 @@ from prefixpool_router.metrics import RoutingMetrics
 from prefixpool_router.pictures import Account
 from prefixpool_router.prompt_estimate import Anchor, PromptEstimate, TokenEstimate
 from prefixpool_router.replica import Replica
+from prefixpool_router.reservation import reservation
 
 BUSY: Final = "busy"  # `why` of attempts that a gate without a free place refused
 STOPPING: Final = frozenset({"fenced", "shutdown", "empty"})  # `why` of attempts that an engine on its way out refused
@@ -65,6 +66,8 @@ class FleetDispatch:
             draw=query.draw,
             steered=request.steers_loading,
         )
+        if replica.has_host_memory and (kept := reservation(request, query.prompt_tokens, decision.at_s)):
+            self._forecast = self._forecast._replace(told={**self._forecast.told, **kept})
         self._known = self._known_facts()
         self._facts_tokens = self._comparable_facts(holdings)
         self._booking: Booking = replica.load.book(max(0, query.prompt_tokens - self._forecast.cut.cached))
@@ -159,7 +162,7 @@ class FleetDispatch:
         known, (*_, promised) = min(self._known.tokens, self._decision.query.prompt_tokens - 1), holdings.of(facts.bit)
         if promised - known >= self._replica.block_tokens:
             return None
-        return min(known, self._forecast.cut.cached) if self._forecast.told else known
+        return known if self._forecast.whole else min(known, self._forecast.cut.cached)
 
     def _known_facts(self) -> Anchor | None:
         """The deepest of its boundaries that the agent's account has; None: there is no whole account, or no chain."""

@@ -2,10 +2,11 @@
 
 Key file, one key a line; empty lines and lines that begin with `#` are ignored:
 
-    <SHA-256 of the key, 64 hex digits> <scope> [allow=<field>,<field>…]
+    <SHA-256 of the key, 64 hex digits> <scope> [allow=<field>,<field>…] [reserve=<seconds>]
 
 Several keys may share a scope. `allow` names internal request fields (request.INTERNAL_FIELDS) that this key may send, and
-`policy` for the routing policy header. The key itself is in no file:  printf %s "$KEY" | sha256sum
+`policy` for the routing policy header. `reserve`: engines keep the prompts of this key in host memory for so long after each
+request, as far as its scope's share goes. The key itself is in no file:  printf %s "$KEY" | sha256sum
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from prefixpool_router.request import INTERNAL_FIELDS
 
 ALLOW_POLICY: Final = "policy"
 _MAY_ALLOW: Final = INTERNAL_FIELDS | {ALLOW_POLICY}
+_LONGEST_RESERVE_S: Final = 7 * 86400.0
 _SALT_LABEL: Final = b"prefixpool cache salt 1"
 
 
@@ -28,6 +30,7 @@ class Grant(NamedTuple):
 
     scope: str
     allow: frozenset[str] = frozenset()
+    reserve_s: float = 0.0  # prompts are kept so long after a request; 0: no longer than others
 
 
 class KeyRing:
@@ -68,25 +71,43 @@ class KeyRing:
 
 
 def _parse_line(words: list[str], number: int) -> tuple[bytes, Grant]:
-    if len(words) not in (2, 3):
-        raise SettingsError(f"key file, line {number}: expected `sha256 scope [allow=field,…]`, found {len(words)} words")
+    if not 2 <= len(words) <= 4:
+        raise SettingsError(
+            f"key file, line {number}: expected `sha256 scope [allow=field,…] [reserve=seconds]`, found {len(words)} words"
+        )
     try:
         digest = bytes.fromhex(words[0])
     except ValueError:
         digest = b""
     if len(digest) != 32:
         raise SettingsError(f"key file, line {number}: the first word is not a SHA-256 in 64 hex digits")
-    return digest, Grant(words[1], _parse_allow(words[2], number) if len(words) == 3 else frozenset())
+    grant = Grant(words[1])
+    for word in words[2:]:
+        name, _, value = word.partition("=")
+        if name == "allow" and not grant.allow:
+            grant = grant._replace(allow=_parse_allow(value, number))
+        elif name == "reserve" and not grant.reserve_s:
+            grant = grant._replace(reserve_s=_parse_reserve(value, number))
+        else:
+            raise SettingsError(f"key file, line {number}: behind the scope there may be allow= and reserve=, once each")
+    return digest, grant
 
 
-def _parse_allow(word: str, number: int) -> frozenset[str]:
-    name, _, listed = word.partition("=")
+def _parse_allow(listed: str, number: int) -> frozenset[str]:
     allow = frozenset(listed.split(","))
-    if name != "allow" or not allow <= _MAY_ALLOW:
-        raise SettingsError(
-            f"key file, line {number}: the third word must be allow= and any of {', '.join(sorted(_MAY_ALLOW))}"
-        )
+    if not allow <= _MAY_ALLOW:
+        raise SettingsError(f"key file, line {number}: allow= must be any of {', '.join(sorted(_MAY_ALLOW))}")
     return allow
+
+
+def _parse_reserve(value: str, number: int) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= _LONGEST_RESERVE_S:
+        raise SettingsError(f"key file, line {number}: reserve= must be seconds, at most {_LONGEST_RESERVE_S:.0f}")
+    return seconds
 
 
 def scope_salt(salt_key: bytes, scope: str, client_salt: str = "") -> str:

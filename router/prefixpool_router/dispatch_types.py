@@ -35,6 +35,8 @@ class RoutedRequest(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes: bytes = b""  # as the engine will get it; empty when the body is streamed through unread
     scope_salt: str = ""  # part of the prefix chain; "" = one scope
     session: str = ""  # client's session, for the `session` policy; "" = none
+    tenant: str = ""  # scope of the client's key
+    reserve_s: float = 0.0  # the prompt is to be kept so long; 0: no longer than others
     steers_loading: bool = False  # its client says, and may say, what its engine loads: `kv_transfer_params`
     policy: str = ""  # wanted by the client, already allowed by the edge; unknown names: RequestError 400
     request_id: str = ""
@@ -69,7 +71,7 @@ class Dispatch(Protocol):
 
     @property
     def kv_transfer_params(self) -> Mapping[str, Any]:
-        """What the engine is told of loading, as a member of the body; empty: nothing."""
+        """What the engine is told of loading and keeping, as a member of the body; empty: nothing."""
         ...
 
     @property

@@ -17,7 +17,12 @@ class Forecast(NamedTuple):
     cut: Cut  # what of that is used
     cached: int  # cached tokens to expect: up to the cut, in whole blocks
     recompute_s: float  # computing all that is held below the device, instead of loading it
-    told: Mapping[str, Any]  # the engine's `kv_transfer_params`; empty: it may load everything
+    told: Mapping[str, Any]  # the engine's `kv_transfer_params`; empty: nothing
+
+    @property
+    def whole(self) -> bool:
+        """All that is held is used."""
+        return self.cut.cached >= self.depths.held
 
     def by_tier(self) -> dict[Tier, int]:
         """Cached tokens to expect from each."""
@@ -26,7 +31,7 @@ class Forecast(NamedTuple):
 
     def refused(self) -> list[Tier]:
         """Tiers that hold something which computing is cheaper than loading."""
-        if not self.told:
+        if self.whole:
             return []
         device, host, held = self.depths
         return [Tier.HOST] * (host > max(device, self.cut.cached)) + [Tier.DISK] * (held > host)

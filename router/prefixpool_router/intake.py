@@ -53,6 +53,8 @@ class Intake:
             body_bytes=body.raw or b"",
             scope_salt=body.salt,
             session=_session(request, body.parsed),
+            tenant=grant.scope,
+            reserve_s=grant.reserve_s,
             steers_loading=_STEERING in grant.allow and _STEERING in (body.parsed or ()),
             policy=self._policy(request, grant),
             request_id=arrived.request_id,

@@ -115,6 +115,11 @@ class Replica:
         return self.welcome.max_inflight if self.welcome is not None else 0
 
     @property
+    def has_host_memory(self) -> bool:
+        """As a tier below its device, says its agent."""
+        return self.welcome is not None and self.welcome.host_bytes > 0
+
+    @property
     def settled(self) -> bool:
         """Whether a starting router need not wait for this replica: it has its picture, or is not going to have one soon."""
         if self.member.agent is None or self.member.state is not MemberState.READY:

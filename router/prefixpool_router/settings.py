@@ -73,7 +73,10 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     # Clients
     keys_file: Annotated[
         str,
-        Meta(description="API keys, one a line: `sha256 scope [allow=field,...]`, read again on change; empty: one scope"),
+        Meta(
+            description="API keys, one a line: `sha256 scope [allow=field,...] [reserve=seconds]`, read again on change; "
+            "empty: one scope"
+        ),
     ] = ""
     salt_key_file: Annotated[
         str, Meta(description="secret from which each scope's cache salt is made, the same for all routers; empty: no salt")

@@ -532,6 +532,33 @@ def test_a_client_that_may_steer_loading_is_not_overruled() -> None:
     assert (dispatch.kv_transfer_params, dispatch.predicted_tokens) == ({}, 1792)
 
 
+def reserving(pool: Pool, *, host_bytes: int, **more: Any) -> FleetDispatch:
+    """A request of a key that may reserve, to a replica with so much host memory."""
+    welcome = wire.Welcome(replica="a", epoch=1, block_tokens=BLOCK, device_tokens=50_000, host_bytes=host_bytes)
+    pool["a"].welcomed(welcome)
+    return pool.send(msgspec.structs.replace(chat(LONG), tenant="red", reserve_s=90.0, **more))
+
+
+def test_a_reserved_prompt_is_kept_in_host_memory() -> None:
+    pool = Pool("a")
+    dispatch = reserving(pool, host_bytes=1 << 30)
+    (explained,) = told(pool)
+    wish = {"tenant": "red", "pin_until": pool.now + 90.0, "pin_tokens": explained.prompt_tokens}
+    assert dispatch.kv_transfer_params == explained.tiers.told == wish
+
+
+def test_a_reservation_is_told_together_with_what_is_not_loaded() -> None:
+    pool, request = with_tiers(1e-3, 2e-3)
+    pool["a"].welcomed(wire.Welcome(replica="a", epoch=1, block_tokens=BLOCK, device_tokens=50_000, host_bytes=1))
+    dispatch = pool.send(msgspec.structs.replace(request, tenant="red", reserve_s=90.0))
+    assert dispatch.kv_transfer_params.keys() == {"max_load_tokens", "tenant", "pin_until", "pin_tokens"}
+
+
+def test_where_nothing_can_be_kept_nothing_is_reserved() -> None:
+    assert reserving(Pool("a"), host_bytes=0).kv_transfer_params == {}
+    assert reserving(Pool("a"), host_bytes=1 << 30, steers_loading=True).kv_transfer_params == {}
+
+
 def test_an_engine_without_lower_tiers_is_told_nothing() -> None:
     pool, request = with_tiers(1e-3, 2e-3)
     pool.holds("a", request, tokens=1808)

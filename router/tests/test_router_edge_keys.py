@@ -79,6 +79,13 @@ def test_key_file_with_scopes_and_permissions() -> None:
     assert ring.check({"x-api-key": "k1"}) == Grant("red")
 
 
+@pytest.mark.parametrize("words", ["allow=policy reserve=90", "reserve=90 allow=policy", "reserve=9e1   allow=policy"])
+def test_a_key_may_reserve_its_prompts(words: str) -> None:
+    ring = KeyRing.parse(f"{digest('k')} red {words}\n{digest('other')} red reserve=1.5")
+    assert ring.check({"x-api-key": "k"}) == Grant("red", frozenset({"policy"}), 90.0)
+    assert ring.check({"x-api-key": "other"}) == Grant("red", frozenset(), 1.5)
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -108,8 +115,16 @@ def test_an_empty_key_file_lets_nobody_in() -> None:
     [
         ("sk-plain-key red", "line 1: the first word is not a SHA-256"),
         (f"\n{digest('k')}", "line 2: expected"),
-        (f"{digest('k')} red allow=everything", "must be allow="),
-        (f"{digest('k')} red priority", "must be allow="),
+        (f"{digest('k')} red allow=everything", "allow= must be any of"),
+        (f"{digest('k')} red priority", "may be allow= and reserve="),
+        (f"{digest('k')} red allow=policy allow=priority", "once each"),
+        (f"{digest('k')} red reserve=1 reserve=2", "once each"),
+        (f"{digest('k')} red allow=policy reserve=1 more", "found 5 words"),
+        (f"{digest('k')} red reserve=soon", "must be seconds, at most 604800"),
+        (f"{digest('k')} red reserve=0", "must be seconds"),
+        (f"{digest('k')} red reserve=-5", "must be seconds"),
+        (f"{digest('k')} red reserve=inf", "must be seconds"),
+        (f"{digest('k')} red reserve=nan", "must be seconds"),
         (f"{digest('k')} red\n{digest('k')} blue", "line 2: this key is listed twice"),
     ],
 )
