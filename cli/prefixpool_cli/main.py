@@ -130,8 +130,8 @@ def demo(  # noqa: PLR0913  # options of a command
     true the router's predictions were.
 
     [bold]--spill[/] sends four times what a device holds through a pool for each arm: the device alone, with host memory
-    below it, with host memory and disk, and two replicas with one directory on disk, one of which is killed half-way
-    (vllm only).
+    below it, with host memory and disk, and two replicas with one directory on disk, one of which is killed half-way; on
+    real vLLM it also times single prompts from each tier. Report: spill.html, spill.json. Exit code 1 if a goal is missed.
     """
     console = standard_output()
     if engine is EngineKind.VLLM and not model:
