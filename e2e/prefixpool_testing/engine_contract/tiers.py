@@ -1,16 +1,20 @@
-"""Tiers below the device: what left the device comes back from there, bit for bit, and outlives the engine on disk."""
+"""Tiers below the device: what left the device comes back from there, bit for bit, and outlives the engine on disk. What a
+router tells an engine of loading is done.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 
+from prefixpool.policy.loading import NO_DISK, NO_LOAD
 from prefixpool_testing.engine_contract.asks import BLOCK
 from prefixpool_testing.engine_worker import listening
 from prefixpool_testing.spill_engine import Said, SpillEngine
 
 PROMPT = 10 * BLOCK + 1
 CHUNKS = PROMPT // BLOCK
+HEAD = 4 * BLOCK
 
 
 class TierContract:
@@ -48,6 +52,33 @@ class TierContract:
                 return len(device) == CHUNKS and all(device <= set(hashes(seen, tier)) for tier in ("CPU", "STORAGE"))
 
             assert events.wait(all_told)
+
+    def test_nothing_is_loaded_if_so_told(self, tiered_engine: SpillEngine) -> None:
+        prompt, device = kept(tiered_engine, "nothing is loaded")
+        assert tiered_engine.say(prompt, kv_transfer_params=NO_LOAD) == device, "what is on the device needs no loading"
+        tiered_engine.reset()
+        told = tiered_engine.say(prompt, kv_transfer_params=NO_LOAD)
+        assert (told.cached, told.agrees(device)) == (0, True)
+        tiered_engine.reset()
+        assert tiered_engine.say(prompt) == device, "it was there all the time"
+
+    def test_only_so_much_is_loaded_as_told(self, tiered_engine: SpillEngine) -> None:
+        prompt, device = kept(tiered_engine, "so much is loaded")
+        tiered_engine.reset()
+        told = tiered_engine.say(prompt, kv_transfer_params={"max_load_tokens": HEAD + BLOCK - 1})
+        assert (told.cached, told.agrees(device)) == (HEAD, True)
+
+    def test_host_memory_is_read_and_the_disk_is_not_if_so_told(self, tiered_engine: SpillEngine) -> None:
+        prompt, device = kept(tiered_engine, "no disk")
+        tiered_engine.reset(host=True)
+        assert tiered_engine.say([*prompt[:HEAD], 1]).cached == HEAD
+        tiered_engine.reset()
+        read = tiered_engine.disk_events("read")
+        told = tiered_engine.say(prompt, kv_transfer_params=NO_DISK)
+        assert (told.cached, told.agrees(device)) == (HEAD, True), "the head had come up through host memory"
+        assert tiered_engine.disk_events("read") == read
+        tiered_engine.reset(host=True)
+        assert tiered_engine.say(prompt) == device, "it was there all the time"
 
     def test_prefix_is_restored_from_disk_after_the_engine_was_killed(self, tiered_engine: SpillEngine) -> None:
         prompt, device = kept(tiered_engine, "outlives the engine")

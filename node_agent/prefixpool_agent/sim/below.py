@@ -37,15 +37,15 @@ class Below:
             parent = digests[index - 1] if index else None
             self.disk.store(digests[index], parent, (index + 1) * len(copy.content), copy, stored)
 
-    def match(self, digests: Sequence[bytes], start: int, end: int) -> list[Found]:
-        """Copies that continue a prefix of `start` blocks, up to block `end`."""
+    def match(self, digests: Sequence[bytes], start: int, end: int, *, disk: bool = True) -> list[Found]:
+        """Copies that continue a prefix of `start` blocks, up to block `end`. Without `disk` that is not looked at."""
         found: list[Found] = []
         for digest in digests[start:end]:
             if (copy := self.host.get(digest)) is not None:
                 found.append(Found(copy, from_disk=False))
                 if self.disk is not None:
                     self.disk.use(digest)
-            elif self.disk is not None and (copy := self.disk.read(digest)) is not None:
+            elif disk and self.disk is not None and (copy := self.disk.read(digest)) is not None:
                 found.append(Found(copy, from_disk=True))
             else:
                 break

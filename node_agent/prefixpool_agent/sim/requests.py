@@ -33,6 +33,7 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     session_id: str | None = None
     vllm_xargs: dict[str, Any] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class OpenAi(Common, frozen=True, kw_only=True):

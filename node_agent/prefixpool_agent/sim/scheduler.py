@@ -172,7 +172,10 @@ class Scheduler:
         whole = -(-len(sequence.tokens) // size)
         if self.pool.needs(whole, hits, 0) > self.pool.free_blocks:
             return None
-        found = self.below.match(digests, len(hits), usable)
+        most, upto = sequence.scope.most_loaded_tokens, usable
+        if most is not None:
+            upto = min(usable, len(hits) + most // size)
+        found = self.below.match(digests, len(hits), upto, disk=sequence.scope.reads_disk)
         self.pool.touch(hits)
         sequence.blocks = list(hits)
         if hits and sequence.scope.report_full:

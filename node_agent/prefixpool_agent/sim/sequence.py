@@ -29,6 +29,8 @@ class Scope(NamedTuple):
     label: str | None = None  # `session_id` of its KV events
     report_full: bool = False  # announce reused blocks, too (kv_cache_report_mode=full)
     skip_cache: bool = False  # prompt_logprobs: vLLM must compute every token
+    most_loaded_tokens: int | None = None  # from tiers below the device (max_load_tokens); None: all
+    reads_disk: bool = True  # kv_load_tiers leaves it out
 
 
 class Sequence:

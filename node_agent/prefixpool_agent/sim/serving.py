@@ -131,6 +131,7 @@ class Serving:
         salt, extra = request.cache_salt, request.vllm_xargs or {}
         if salt is not None and not 0 < len(salt) <= MAX_SALT_CHARS:
             raise ApiError(400, f"Parameter 'cache_salt' must be a non-empty string of at most {MAX_SALT_CHARS} characters")
+        most, tiers = _loading(request.kv_transfer_params or {})
         label = request.session_id or call.headers.get("x-session-id") or extra.get("session_id") or None
         return Scope(
             salt=salt or "",
@@ -138,7 +139,18 @@ class Serving:
             label=label if isinstance(label, str) else None,
             report_full=extra.get("kv_cache_report_mode") == "full",
             skip_cache=request.prompt_logprobs is not None or bool(request.skip_reading_prefix_cache),
+            most_loaded_tokens=most,
+            reads_disk=tiers is None or "STORAGE" in tiers,
         )
+
+
+def _loading(params: Mapping[str, Any]) -> tuple[int | None, list[str] | None]:
+    """How many tokens may be loaded, and from which media; None: all. As in vLLM, what makes no sense says nothing."""
+    most, tiers = params.get("max_load_tokens"), params.get("kv_load_tiers")
+    named = (
+        [str(each.get("medium")).upper() for each in tiers if isinstance(each, dict)] if isinstance(tiers, list) else None
+    )
+    return (most if type(most) is int and most >= 0 else None), named
 
 
 def _check_limits(request: Common, max_tokens: int, replies: int) -> None:
