@@ -113,6 +113,13 @@ def test_memory_stays_a_multiple_of_what_is_resident() -> None:
     assert made.entries < 100 * 64
 
 
+def test_pool_without_room_for_a_single_chunk_breaks_nothing() -> None:
+    made = Ranking(0, recompute)
+    made.add(key(1), b"", 32, 0.0)
+    assert made.pop(1, 1.0) == [key(1)]
+    assert made.pop(1, 2.0) is None
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("aurpbf"), st.integers(0, 30)), max_size=120))
 def test_no_chunk_is_ever_without_the_parent_that_was_there(steps: list[tuple[str, int]]) -> None:

@@ -59,7 +59,7 @@ class Ranking:
 
     def clear(self) -> None:
         """Nothing is resident, nothing was learned."""
-        self._reuse = Reuse(SAMPLE, FOLLOWED * self._remembered)
+        self._reuse = Reuse(SAMPLE, max(1, FOLLOWED * self._remembered))
         self._chunks: dict[bytes, Chunk] = {}
         self._children: dict[bytes, int] = {}  # key -> resident chunks behind it, whether it is resident or not
         self._ghosts: OrderedDict[bytes, int] = OrderedDict()  # evicted -> uses
