@@ -3,7 +3,7 @@
 `total`: a parsed body -> canonical -> prefix chain -> match -> choice; `match_choose`: the last two alone. One load update
 precedes each decision, as in a running router. Cases: warm (one replica holds all but the last turn, others less), cold
 (nobody holds anything), shared_head (everybody holds the first fifth), tiers (as warm, a third each on the device, in host
-memory and on disk). `p50_us` and `p99_us` are wall time; `p99_cpu_us` is the thread's own CPU time, which a busy machine
+memory and on disk), store (as warm, and all of it on a disk that everybody has). `p50_us` and `p99_us` are wall time; `p99_cpu_us` is the thread's own CPU time, which a busy machine
 does not stretch.
 """
 
@@ -26,7 +26,7 @@ from prefixpool.wire import Tier
 BOUNDARIES = 1_000_000
 FLEETS = (8, 64, 256)
 SHAPES = ((4 << 10, 8), (32 << 10, 40), (128 << 10, 8), (128 << 10, 40), (128 << 10, 200))  # bytes, messages
-CASES = ("warm", "cold", "shared_head", "tiers")
+CASES = ("warm", "cold", "shared_head", "tiers", "store")
 BODIES = 60  # different prompts of each shape and case
 PASSES = 5
 BLOCK_TOKENS = 16
@@ -137,12 +137,16 @@ def settle(fleet: Fleet, each: PrefixChain, case: str) -> None:
     """Make residency as the case wants it."""
     depths = [offset // BYTES_PER_TOKEN for offset in each.offsets]
     columns = range(len(fleet.candidates))
-    if case in ("warm", "tiers"):
+    for column in columns:
+        fleet.index.mount(column, "shared" if case == "store" else "")
+    if case in ("warm", "tiers", "store"):
         tiers = (Tier.DEVICE, Tier.HOST, Tier.DISK) if case == "tiers" else (Tier.DEVICE,)
         for part, column in zip((0.9, 0.5, 0.3, 0.1), fleet.draw.sample(columns, 4), strict=True):
             ends = [int(part * len(depths) * (i + 1) / len(tiers)) for i in range(len(tiers))]
             for start, end, tier in zip([0, *ends], ends, tiers, strict=False):
                 fleet.index.add(column, each.hashes[start:end], depths[start:end], tier)
+        if case == "store":
+            fleet.index.add(0, each.hashes, depths, Tier.DISK)
     elif case == "shared_head":
         upto = len(depths) // 5
         for column in columns:

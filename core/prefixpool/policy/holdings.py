@@ -16,13 +16,13 @@ FALLBACKS: Final = 3  # how many others a choice names
 class Holdings:
     """Depths never exceed the prompt less its last token, which the engine always computes."""
 
-    __slots__ = ("anybody", "deepest", "deepest_first", "prompt_tokens")
+    __slots__ = ("anybody", "anybody_near", "deepest", "deepest_first", "prompt_tokens")
 
     def __init__(self, levels: Sequence[Level], prompt_tokens: int) -> None:
         most = max(prompt_tokens - 1, 0)
         self.prompt_tokens = prompt_tokens
         self.deepest_first = [(min(tokens, most), device, host, held) for tokens, device, host, held in reversed(levels)]
-        self.anybody = levels[0].held if levels else 0
+        self.anybody, self.anybody_near = (levels[0].held, levels[0].host) if levels else (0, 0)
         self.deepest = self.deepest_first[0][0] if levels else 0
 
     def of(self, bit: int) -> tuple[int, int, int]:
@@ -32,6 +32,8 @@ class Holdings:
         anywhere = near = 0
         for tokens, device, host, held in self.deepest_first:
             if held & bit:
+                if not bit & self.anybody_near:
+                    return 0, 0, tokens
                 anywhere = anywhere or tokens
                 if host & bit:
                     near = near or tokens

@@ -35,16 +35,21 @@ class Cut(NamedTuple):
 
 
 def cheapest(depths: Depths, prompt_tokens: int, rates: Rates) -> Cut:
-    """The cut that costs least; of equal ones the deepest, which leaves the engine free for others."""
+    """The cut that costs least; of equal ones the deepest, which leaves the engine free for others.
+
+    Asked for up to 33 replicas per decision, hence the sums spelt out: `Rates.prefill_s` and `load_s`.
+    """
     device, host, held = depths
-    if held == device:
-        return Cut(held, 0.0, rates.prefill_s(prompt_tokens - held, held))
-    best = Cut(held, load_s(depths, held, rates), rates.prefill_s(prompt_tokens - held, held))
-    for cut in (host, device):
-        other = Cut(cut, load_s(depths, cut, rates), rates.prefill_s(prompt_tokens - cut, cut))
-        if other.load_s + other.compute_s < best.load_s + best.compute_s:
-            best = other
-    return best
+    p1, p2, n = rates.p1, rates.p2, prompt_tokens
+    cached, load, compute = held, 0.0, (n - held) * (p1 + p2 * (n + held))
+    if held > device:
+        near = (host - device) * rates.host_s_per_token
+        load = near + (held - host) * rates.disk_s_per_token
+        if held > host and near + (rest := (n - host) * (p1 + p2 * (n + host))) < load + compute:
+            cached, load, compute = host, near, rest
+        if host > device and (rest := (n - device) * (p1 + p2 * (n + device))) < load + compute:
+            cached, load, compute = device, 0.0, rest
+    return Cut(cached, load, compute)
 
 
 def load_s(depths: Depths, cut: int, rates: Rates) -> float:
