@@ -3,8 +3,8 @@
 `total`: a parsed body -> canonical -> prefix chain -> match -> choice; `match_choose`: the last two alone. One load update
 precedes each decision, as in a running router. Cases: warm (one replica holds all but the last turn, others less), cold
 (nobody holds anything), shared_head (everybody holds the first fifth), tiers (as warm, a third each on the device, in host
-memory and on disk), store (as warm, and all of it on a disk that everybody has). `p50_us` and `p99_us` are wall time; `p99_cpu_us` is the thread's own CPU time, which a busy machine
-does not stretch.
+memory and on disk), store (as warm, and all of it on a disk that everybody has). `p50_us` and `p99_us` are wall time;
+`p99_cpu_us` is the thread's own CPU time, which a busy machine does not stretch.
 """
 
 from __future__ import annotations
