@@ -42,6 +42,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     stream_losses: int
     costs: dict[str, float]  # wire.Costs
     load_s_per_token: dict[str, float] = {}  # by tier, as reckoned with: measured there, or what others measured
+    store: str = ""  # id of the directory that its disk shares with others; "": none
     predicted_tokens: dict[str, int] = {}  # by tier: cached tokens expected of its answers, as the metric counts them
 
 
@@ -107,5 +108,6 @@ def replica_report(fleet: Fleet, replica: Replica) -> ReplicaReport:
             "host": replica.candidate.rates.host_s_per_token,
             "disk": replica.candidate.rates.disk_s_per_token,
         },
+        store=status.store if status is not None else "",
         predicted_tokens={tier.name.lower(): tokens for tier, tokens in replica.predicted.items()},
     )

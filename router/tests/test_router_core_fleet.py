@@ -17,6 +17,7 @@ from prefixpool_router.knowledge import Knowledge
 from prefixpool_router.membership import Member, MemberState
 from prefixpool_router.metrics import RoutingMetrics
 from prefixpool_router.replica import LOST_S, Replica
+from prefixpool_router.state import replica_report
 
 HASHES = array("Q", [11, 22, 33])
 DEPTHS = array("I", [64, 128, 192])
@@ -545,6 +546,7 @@ def test_what_one_says_of_a_shared_disk_all_who_have_it_hold(world: World) -> No
         shares(world, "c", "t", told=False),
     )
     assert [world.depth(replica) for replica in (one, two, other)] == [192, 192, 0]
+    assert [replica_report(world.fleet, replica).store for replica in (one, two, other)] == ["s", "s", "t"]
     assert two.pictures.facts is not None
     assert two.pictures.facts.depth(HASHES[-1]) == 192, "a fact, with which the engine's word is compared"
     one.retracted(Tier.DISK, HASHES[1:])
