@@ -50,9 +50,7 @@ class Hub:
     def fetch(self, commit: str, name: str) -> Path:
         """One file, into the cache, unless it is there. Waits for whoever is fetching the same one."""
         try:
-            path = hf_hub_download(
-                self._model, name, revision=commit, cache_dir=self._cache, endpoint=self._endpoint, tqdm_class=None
-            )
+            path = hf_hub_download(self._model, name, revision=commit, cache_dir=self._cache, endpoint=self._endpoint)
         except Exception as error:  # as above, and whatever a disk may do
             raise DownloadError(self._told(error, name)) from error
         return Path(str(path))
