@@ -52,7 +52,10 @@ def inspecting(observed: Observed, spec: PoolSpec, sized: Sized, view: View) -> 
         return Work(actions=(children.delete(sized.inspected.stale_job, "it looks at another model"),))
     if not sized.inspect:
         return Work(wakes_s=(troubles.LOOK_S,) if sized.inspected.job and not sized.inspected.failed else ())
-    outcome = drift.settle(inspection_job(view.identity, spec, observed.settings), None, view.now_s)
+    job = inspection_job(view.identity, spec, observed.settings)
+    if key_of(job) in observed.taken:
+        return Work(taken=(key_of(job),), wakes_s=(_TAKEN_S,))
+    outcome = drift.settle(job, None, view.now_s)
     return Work(actions=(outcome.action,) if outcome.action else ())
 
 

@@ -198,6 +198,20 @@ def test_an_unknown_model_is_inspected_and_remembered() -> None:
     assert cluster.pool["status"]["sizing"]["weightsBytes"] == 269_030_016
 
 
+def test_a_pool_whose_inspection_has_a_name_that_is_taken_was_looked_at_again_and_again() -> None:
+    cluster = ToyCluster(pool(UNKNOWN))
+    cluster.taken = {("Job", "chat-inspect")}
+    found = cluster.reconcile()
+    assert found.actions == ()
+    assert found.wake_after_s == 30
+    assert cluster.said()["Accepted"] == "False NameTaken"
+    assert "Job chat-inspect exists and is not this pool's" in cluster.condition("Accepted")["message"]
+    cluster.taken = set()
+    cluster.reconcile()
+    assert cluster.said()["Accepted"] == "True Valid"
+    assert ("Job", "chat-inspect") in cluster.children
+
+
 def test_an_inspection_that_fails_names_all_three_ways() -> None:
     cluster, job = inspecting()
     cluster.pods["inspect-pod"] = ended(job, inspection.write_error("401: the repository is gated").decode())
