@@ -35,7 +35,8 @@ def test_the_reason_of_an_end_has_the_last_line_also_without_log_files() -> None
 
 def test_nothing_is_lost_and_lines_of_two_children_stay_whole() -> None:
     code = "for n in range(300): print('{0}' * 25, end='', flush=True); print('{0}' * 25, n, flush=True)"
-    said, _ = relayed(*(code.format(letter) for letter in "ab"))
+    said, reasons = relayed(*(code.format(letter) for letter in "ab"))
+    assert reasons == [f"exited with code 0; last log line: {letter * 50} 299" for letter in "ab"]
     for letter in "ab":
         assert [line for line in said.splitlines() if letter in line] == [f"{letter * 50} {n}" for n in range(300)]
 
