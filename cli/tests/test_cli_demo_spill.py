@@ -222,7 +222,7 @@ def test_goals_are_met_or_not_by_what_was_seen() -> None:
     assert seen["device alone: below 0.6 of ideal"][1]
     assert seen["host_disk: hit rate at least 0.9 of ideal"][1]
     assert seen[FIRST] == ("40 of 40 tokens from disk", True)
-    assert seen[SO] == ("40 expected from disk", True)
+    assert seen[SO] == ("40 tokens expected from disk", True)
     assert seen[ALL] == ("1 of 2", False)
 
 
@@ -245,13 +245,15 @@ def test_the_first_repeat_counts_only_if_the_disk_served_it_and_was_expected_to(
 
 def test_a_restart_without_repeats_shows_nothing() -> None:
     seen = goals(DEATH._replace(repeats=()))
-    assert [seen[words][1] for words in (FIRST, SO, ALL)] == [False, False, False]
+    assert not seen[FIRST][1]
 
 
 def test_predictions_of_the_sim_are_no_goal() -> None:
-    words = "predictions within one block: at least 95%"
-    assert words in goals()
-    assert words not in goals(setup=msgspec.structs.replace(SETUP, engine="sim")), "its time runs faster than agents look"
+    words = {"predictions within one block: at least 95%", SO, ALL}
+    assert words <= set(goals())
+    on_sim = goals(setup=msgspec.structs.replace(SETUP, engine="sim"))
+    assert not words & set(on_sim), "its time runs faster than agents look"
+    assert on_sim[FIRST][1]
 
 
 def test_the_file_has_the_demos_keys_and_those_of_tiers() -> None:

@@ -92,10 +92,10 @@ def goals(found: Report, restart: RestartFigures | None, ttft: Mapping[str, Tier
         goal(f"working set {low:g} to {high:g} times one replica's device cache", f"{ratio:.2f}", low <= ratio <= high),
         *_hit_goals(found.arms),
         *ttft_goals(ttft),
-        *_restart_goals(restart, found.block_tokens),
+        *_restart_goals(restart),
     ]
     if found.engine != EngineKind.SIM:  # its time runs so fast that agents cannot look as often as it needs
-        seen += reports.prediction_goals(found.prediction)
+        seen += [*_expected_goals(restart, found.block_tokens), *reports.prediction_goals(found.prediction)]
     if found.greedy is not None:
         seen.append(reports.greedy_goal(found.greedy))
     return tuple(seen)
@@ -118,20 +118,29 @@ def _hit_goals(arms: Mapping[str, ArmFigures]) -> list[Goal]:
     return seen
 
 
-def _restart_goals(seen: RestartFigures | None, block_tokens: int) -> list[Goal]:
+def _restart_goals(seen: RestartFigures | None) -> list[Goal]:
     if seen is None:
         return []
     nothing = Repeat(step=0, prompt_tokens=0, reusable_tokens=0, expected=TierTokens(), found=TierTokens())
     first = next(iter(seen.repeats), nothing)
-    from_disk = f"{first.found.disk:,} of {first.reusable_tokens:,} tokens from disk"
-    served = first.found.disk >= HIT_OF_IDEAL * first.reusable_tokens > 0
-    expected = f"{first.expected.disk:,} expected from disk"
-    so = served and abs(first.expected.disk - first.found.disk) <= block_tokens
-    count, right = seen.first_repeats, seen.predicted_within_one_block
+    words = f"{first.found.disk:,} of {first.reusable_tokens:,} tokens from disk"
     return [
-        goal("after the restart: the first repeat of an old prefix is served from disk", from_disk, served),
-        goal("and was predicted so, within one block", expected, so),
-        goal("all repeats predicted within one block", f"{right} of {count}", right == count > 0),
+        goal(
+            "after the restart: the first repeat of an old prefix is served from disk",
+            words,
+            first.found.disk >= HIT_OF_IDEAL * first.reusable_tokens > 0,
+        )
+    ]
+
+
+def _expected_goals(seen: RestartFigures | None, block_tokens: int) -> list[Goal]:
+    if seen is None or not seen.repeats:
+        return []
+    first, count, right = seen.repeats[0], seen.first_repeats, seen.predicted_within_one_block
+    so = first.expected.disk > 0 and abs(first.expected.disk - first.found.disk) <= block_tokens
+    return [
+        goal("and was predicted so, within one block", f"{first.expected.disk:,} tokens expected from disk", so),
+        goal("all repeats predicted within one block", f"{right} of {count}", right == count),
     ]
 
 
