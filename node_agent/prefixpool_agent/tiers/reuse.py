@@ -13,7 +13,9 @@ from zlib import crc32
 from prefixpool_agent.tiers.density import AGES, EDGES_S, age_of, densities
 
 USES: Final = 4  # kinds: never used again, once, twice, more often
-FADING: Final = 0.9  # of what was counted, at each new learning
+FADING: Final = 0.95  # of what was counted, at each new learning
+_FIRST: Final = 64  # events before the first learning; twice as many before each next one, up to a part of the sample
+_PART: Final = 8
 _SETTLED: Final = 4  # waits that are brought up to date at each event
 _HASHES: Final = 1 << 32
 
@@ -40,7 +42,8 @@ class Reuse:
         self._to_settle: deque[tuple[bytes, Wait]] = deque()
         self._hits = [[0.0] * AGES for _ in range(USES)]
         self._waited_s = [[0.0] * AGES for _ in range(USES)]
-        self._learn()
+        self._pause = self._events_left = _FIRST
+        self._table = densities(self._hits, self._waited_s)
 
     def seen(self, key: bytes, uses: int, at: float) -> None:
         """Asked for; used so often now."""
@@ -81,7 +84,11 @@ class Reuse:
 
     def _learn(self) -> None:
         self._table = densities(self._hits, self._waited_s)
-        self._events_left = max(64, self._sample // 4)
+        most = max(_FIRST, self._sample // _PART)
+        if self._pause < most:
+            self._pause = self._events_left = min(2 * self._pause, most)
+            return
+        self._events_left = self._pause
         for rows in (self._hits, self._waited_s):
             for row in rows:
                 row[:] = [count * FADING for count in row]

@@ -21,7 +21,7 @@ from prefixpool_agent.tiers.reuse import USES, Reuse
 
 DEARER: Final = 1.2  # weight of twice the cost: with 2, wrong estimates of what is dear cost more than right ones save
 SAMPLE: Final = 8192  # chunks that are followed, out of
-FOLLOWED: Final = 4  # times what is remembered
+FOLLOWED: Final = 2  # times what is remembered
 _LEVELS: Final = 6  # classes of cost: powers of two of the cheapest
 _EVEN_TOKENS: Final = 16_384  # where attention to what is before takes as long as all else; of that order for most models
 
