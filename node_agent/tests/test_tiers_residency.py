@@ -128,6 +128,25 @@ def test_map_may_come_after_the_chunks(rig: Rig) -> None:
     assert rig.predicted(CHAT, QUESTION) == before
 
 
+def test_texts_of_one_block_that_two_maps_know_add_up(rig: Rig) -> None:
+    """The map that was read last hid what the other knew of a shared block, and so all prompts that went on behind it."""
+    other = {"model": "m", "messages": [SYSTEM, {"role": "user", "content": "Where does the rest lie? Answer in one word."}]}
+    maps, before, blocks = [], [], []
+    for request in (QUESTION, other):
+        rig.residency, rig.picture = rig.fresh(), {}
+        rig.ask(CHAT, request)
+        maps.append(rig.residency.save())
+        before.append(rig.predicted(CHAT, request))
+        blocks += chain(rig, request)
+        rig.engine.reset()
+    rig.residency, rig.picture = rig.fresh(), {}
+    for saved_text in maps:
+        rig.residency.restore(saved_text)
+    rig.residency.on_disk(blocks, [])
+    rig.flush()
+    assert [rig.predicted(CHAT, request) for request in (QUESTION, other)] == before
+
+
 def test_prefix_ends_where_a_chunk_is_missing(rig: Rig) -> None:
     rig.ask(CHAT, QUESTION)
     saved_text, blocks = rig.residency.save(), chain(rig, QUESTION)

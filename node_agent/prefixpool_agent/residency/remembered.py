@@ -25,11 +25,11 @@ class Remembered:
         self._boundaries = 0
 
     def keep(self, block_hash: int, facts: Facts, *, for_replay: bool = False) -> None:
-        """Remember the facts of one block."""
-        self.take(block_hash)
-        self._facts[block_hash] = tuple(facts)
-        added = len(facts) // 2
-        self._boundaries += added
+        """Remember facts of one block, beside those remembered: maps of several replicas may each know some."""
+        known = self.take(block_hash)
+        self._facts[block_hash] = merged = _merged(known, facts) if known else tuple(facts)
+        self._boundaries += len(merged) // 2
+        added = (len(merged) - len(known)) // 2
         while self._boundaries > self._most or (added > 0 and not for_replay and self._boundaries > self._limit):
             oldest = len(self.take(next(iter(self._facts)))) // 2
             added -= oldest
@@ -44,3 +44,9 @@ class Remembered:
     def items(self) -> Iterator[tuple[int, Facts]]:
         """All, oldest first."""
         return iter(self._facts.items())
+
+
+def _merged(known: Facts, new: Facts) -> Facts:
+    """Of a boundary in both, what is new."""
+    pairs = dict(zip(known[::2], known[1::2], strict=True)) | dict(zip(new[::2], new[1::2], strict=True))
+    return tuple(number for pair in pairs.items() for number in pair)
