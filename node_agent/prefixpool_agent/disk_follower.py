@@ -15,7 +15,8 @@ from prefixpool_agent.residency import Residency
 from prefixpool_agent.saved_map import SavedMap
 
 LOOK_S: Final = 2.0
-SAVE_S: Final = 30.0
+SAVE_S: Final = 30.0  # between two saves of a map of SAVE_BYTES or more
+SAVE_BYTES: Final = 1 << 20
 WRITE_S: Final = 2.0
 SHARE: Final = 0.05  # of the time, at most, goes into looking
 
@@ -66,7 +67,8 @@ class DiskFollower:
 
     async def save(self, saved: SavedMap, *, at_once: bool = False) -> None:
         """Beside the chunks, now and then."""
-        if self._folder is None or not (at_once or time.monotonic() - self._saved_s >= SAVE_S):
+        pause_s = 0.0 if at_once else between_saves_s(len(saved.residency))
+        if self._folder is None or time.monotonic() - self._saved_s < pause_s:
             return
         self._saved_s = time.monotonic()
         try:
@@ -74,3 +76,8 @@ class DiskFollower:
                 await asyncio.to_thread(self._folder.save, self._replica, saved)
         except (OSError, TimeoutError) as error:
             log.warning("map of the disk tier could not be saved", extra={"error": str(error)})
+
+
+def between_saves_s(map_bytes: int) -> float:
+    """All who share the disk read each map whole. A small one costs little, and tells them sooner what was written."""
+    return max(LOOK_S, min(SAVE_S, SAVE_S * map_bytes / SAVE_BYTES))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from prefixpool.wire import Costs, Tier
 from prefixpool_agent import saved_map
 from prefixpool_agent.disk_folder import DiskBlock, DiskFolder
+from prefixpool_agent.disk_follower import between_saves_s
 from prefixpool_agent.residency import Residency
 from prefixpool_agent.residency.kv_event import block_hash
 from prefixpool_agent.saved_map import SavedMap
@@ -99,6 +100,13 @@ def test_broken_map_is_none(store: DiskStore) -> None:
     (store.folder / "maps").mkdir()
     (store.folder / "maps" / "p-0.map").write_bytes(b"cut sho")
     assert not DiskFolder(store.folder).look()
+
+
+@pytest.mark.parametrize(
+    ("map_bytes", "pause_s"), [(0, 2.0), (10_000, 2.0), (1 << 19, 15.0), (1 << 20, 30.0), (1 << 30, 30.0)]
+)
+def test_small_maps_are_saved_often_and_large_ones_every_half_minute(map_bytes: int, pause_s: float) -> None:
+    assert between_saves_s(map_bytes) == pytest.approx(pause_s)
 
 
 # -- the picture
