@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import aiohttp
 import msgspec
 
-from prefixpool import names
+from prefixpool import listening, names
 from prefixpool.wire import Info
 from prefixpool_operator.identity import L_COMPONENT, Component
 from prefixpool_operator.observed import Raw
@@ -45,8 +45,7 @@ class HttpAgents:
 
     async def _info(self, pod: Raw, key: str) -> Info | None:
         address = pod["status"]["podIP"]
-        host = f"[{address}]" if ":" in address else address
-        url = f"http://{host}:{self._port}{names.PATH_INFO}"
+        url = f"http://{listening.in_url(address)}:{self._port}{names.PATH_INFO}"
         headers = {"Authorization": f"Bearer {key}"}
         try:
             async with self._slots, self._session.get(url, headers=headers, timeout=self._timeout) as answer:
