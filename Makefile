@@ -77,7 +77,7 @@ else
 	@.venv-engine/bin/prefixpool demo --engine vllm --model $(MODEL) --out build/demo
 endif
 
-demo-spill: ## host memory and disk below the device, on real vLLM, and a death (ENGINE=sim has no disk)
+demo-spill: ## host memory and disk below the device, on real vLLM, and a death (ENGINE=sim: in a minute)
 ifeq ($(ENGINE),sim)
 	@$(MAKE) -s .venv/.ready
 	@.venv/bin/prefixpool demo --spill --engine sim --out build/demo
