@@ -9,6 +9,8 @@ UV_VERSION := 0.13.9
 UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
 MODEL := $(CACHE)/models/smollm2-135m-instruct
 ENGINE ?= vllm
+# Tests of `make e2e` that share one cluster: two on two cores.
+POOLS_AT_ONCE ?= 2
 export UV_LINK_MODE ?= hardlink
 
 help: ## this list
@@ -51,10 +53,16 @@ test-engine: setup-engine ## the same promises on real vLLM
 
 e2e-api: .venv/.ready ## operator, router's discovery and chart on a real API server (Go on PATH)
 	@scripts/cluster tools
-	@.venv/bin/pytest -q e2e/apiserver --durations=5
+	@.venv/bin/pytest -q -n 2 --dist loadfile e2e/apiserver --durations=5
 
-e2e: e2e-api ## the same, then a whole one-node Kubernetes with our images (root, Go on PATH)
-	@.venv/bin/pytest -q -m "not engine" e2e/cluster --durations=5
+e2e: export PREFIXPOOL_PHASES := $(CURDIR)/build/e2e/phases.tsv
+e2e: .venv/.ready ## the same, then a whole one-node Kubernetes with our images (root, Go on PATH)
+	@mkdir -p build/e2e && rm -f $(PREFIXPOOL_PHASES)
+	@scripts/cluster prepare
+	@.venv/bin/pytest -q -n 2 --dist loadfile e2e/apiserver --durations=5
+	@.venv/bin/pytest -q -n $(POOLS_AT_ONCE) --dist worksteal -m "not engine and not alone" e2e/cluster --durations=5
+	@.venv/bin/pytest -q -m alone e2e/cluster --durations=5
+	@scripts/cluster phases
 
 e2e-vllm: setup-engine .venv/.ready ## two real vLLM replicas in that Kubernetes, their 6 GB mounted rather than in an image
 	@scripts/cluster tools
