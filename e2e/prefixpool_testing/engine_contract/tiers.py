@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import TYPE_CHECKING
 
 from prefixpool.policy.loading import NO_DISK, NO_LOAD
 from prefixpool_testing.engine_contract.asks import BLOCK
 from prefixpool_testing.engine_worker import listening
-from prefixpool_testing.spill_engine import Said, SpillEngine
+
+if TYPE_CHECKING:  # it asks by our `asks`
+    from prefixpool_testing.spill_engine import Said, SpillEngine
 
 PROMPT = 10 * BLOCK + 1
 CHUNKS = PROMPT // BLOCK
