@@ -12,7 +12,8 @@ def reservation(request: RoutedRequest, prompt_tokens: int, now_s: float) -> Map
     """`kv_transfer_params` (prefixpool_agent.tiers.reservations.Wish); empty: none. `now_s`: seconds since 1970.
 
     The engine keeps it only as far as the tenant's share of host memory goes; each request for the same text renews it.
+    A body that was not read names no text, and nothing can be added to it.
     """
-    if not request.reserve_s or request.steers_loading:
+    if not request.reserve_s or request.steers_loading or request.body is None:
         return {}
     return {"tenant": request.tenant, "pin_until": now_s + request.reserve_s, "pin_tokens": prompt_tokens}

@@ -559,6 +559,14 @@ def test_where_nothing_can_be_kept_nothing_is_reserved() -> None:
     assert reserving(Pool("a"), host_bytes=1 << 30, steers_loading=True).kv_transfer_params == {}
 
 
+def test_lists_of_models_and_uploads_of_keys_that_may_reserve_failed_because_nothing_can_be_added_to_their_bodies() -> None:
+    pool = Pool("a")
+    pool["a"].welcomed(wire.Welcome(replica="a", epoch=1, block_tokens=BLOCK, device_tokens=50_000, host_bytes=1 << 30))
+    for path in ("/v1/models", "/v1/audio/transcriptions"):
+        request = RoutedRequest(path=path, body=None, body_bytes=b"", tenant="red", reserve_s=90.0)
+        assert pool.send(request).kv_transfer_params == {}
+
+
 def test_an_engine_without_lower_tiers_is_told_nothing() -> None:
     pool, request = with_tiers(1e-3, 2e-3)
     pool.holds("a", request, tokens=1808)
