@@ -113,6 +113,17 @@ def test_memory_stays_a_multiple_of_what_is_resident() -> None:
     assert made.entries < 100 * 64
 
 
+def test_promises_that_each_request_renews_took_memory_until_the_first_of_them_ended() -> None:
+    made, promises = ranking(10), Reservations(40)
+    for n in range(5_000):
+        made.reserve(key(n % 10), 600_000.0 + n)
+        assert promises.take(key(n % 10), wish("a", 600_000.0 + n), float(n))
+    assert made.entries < 1_000
+    assert promises.entries < 1_000
+    assert made.pop(1, 600_000.0) is None, "all were renewed"
+    assert made.pop(10, 700_000.0) is not None
+
+
 def test_pool_without_room_for_a_single_chunk_breaks_nothing() -> None:
     made = Ranking(0, recompute)
     made.add(key(1), b"", 32, 0.0)

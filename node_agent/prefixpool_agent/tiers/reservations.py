@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from heapq import heappop, heappush
 from typing import Final
 
 import msgspec
+
+from prefixpool_agent.tiers.deadlines import Deadlines
 
 TENANT_SHARE: Final = 0.25  # of the pool, for the reservations of one tenant
 POOL_SHARE: Final = 0.5  # for those of all
@@ -26,44 +27,49 @@ class Reservations:
     def __init__(self, capacity: int) -> None:
         self._of_tenant = int(TENANT_SHARE * capacity)
         self._of_all = int(POOL_SHARE * capacity)
-        self._until: dict[bytes, tuple[float, str]] = {}
-        self._ends: list[tuple[float, bytes]] = []
+        self._tenants: dict[bytes, str] = {}
+        self._ends = Deadlines()
         self._spent: Counter[str] = Counter()
+
+    @property
+    def entries(self) -> int:
+        """All that is kept: bounded by a multiple of what is promised."""
+        return self._ends.entries
 
     def take(self, key: bytes, wish: Wish, now_s: float) -> bool:
         """False: the quota is spent."""
         self._expire(now_s)
-        until, tenant = self._until.get(key, (0.0, wish.tenant))
-        if not until:
-            if self._spent[wish.tenant] >= self._of_tenant or len(self._until) >= self._of_all:
+        if key not in self._tenants:
+            if self._spent[wish.tenant] >= self._of_tenant or len(self._tenants) >= self._of_all:
                 return False
+            self._tenants[key] = wish.tenant
             self._spent[wish.tenant] += 1
-        if wish.pin_until > until:
-            self._until[key] = (wish.pin_until, tenant)
-            heappush(self._ends, (wish.pin_until, key))
+        self._ends.prolong(key, wish.pin_until)
         return True
 
     def lose(self, key: bytes, now_s: float) -> bool:
         """The chunk is gone. True: before its time, so that a promise is broken."""
         self._expire(now_s)
-        if (promise := self._until.pop(key, None)) is None:
+        if not self._ends.drop(key):
             return False
-        self._spent[promise[1]] -= 1
+        self._end(key)
         return True
 
     def lose_all(self, now_s: float) -> int:
         """All chunks are gone. How many promises are broken."""
         self._expire(now_s)
-        broken = len(self._until)
-        self._until.clear()
+        broken = len(self._tenants)
+        self._tenants.clear()
         self._ends.clear()
         self._spent.clear()
         return broken
 
     def _expire(self, now_s: float) -> None:
-        while self._ends and self._ends[0][0] <= now_s:
-            end, key = heappop(self._ends)
-            until, tenant = self._until.get(key, (0.0, ""))
-            if until == end:
-                del self._until[key]
-                self._spent[tenant] -= 1
+        for key in self._ends.over(now_s):
+            self._end(key)
+
+    def _end(self, key: bytes) -> None:
+        tenant = self._tenants.pop(key)
+        self._spent[tenant] -= 1
+        if not self._spent[tenant]:
+            del self._spent[tenant]

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Final
 
+from prefixpool_agent.tiers.deadlines import Deadlines
 from prefixpool_agent.tiers.reuse import USES, Reuse
 
 DEARER: Final = 1.2  # weight of twice the cost: with 2, wrong estimates of what is dear cost more than right ones save
@@ -34,7 +35,7 @@ def recompute(tokens: int) -> float:
 class Chunk:
     """One resident chunk."""
 
-    __slots__ = ("at", "busy", "cost", "key", "parent", "reserved_until", "uses", "version")
+    __slots__ = ("at", "busy", "cost", "key", "parent", "uses", "version")
 
     def __init__(self, key: bytes, parent: bytes, cost: int, at: float, uses: int) -> None:
         self.key = key
@@ -43,7 +44,6 @@ class Chunk:
         self.at = at  # last use
         self.uses = uses
         self.busy = False  # being read or written: must not go
-        self.reserved_until = 0.0
         self.version = 0  # of its entry in the heaps
 
 
@@ -66,7 +66,7 @@ class Ranking:
         self._heaps = [
             (_Heap(sign, self._chunks), DEARER**level) for sign in (1, -1) for _ in range(USES) for level in range(_LEVELS)
         ]
-        self._reserved: list[tuple[float, bytes]] = []
+        self._reserved = Deadlines()
 
     def __len__(self) -> int:
         return len(self._chunks)
@@ -80,7 +80,7 @@ class Ranking:
     @property
     def entries(self) -> int:
         """In all heaps: bounded by a multiple of what is resident."""
-        return sum(len(heap) for heap, _ in self._heaps)
+        return sum(len(heap) for heap, _ in self._heaps) + self._reserved.entries
 
     def add(self, key: bytes, parent: bytes, tokens: int, at: float, *, busy: bool = False) -> None:
         """A chunk came; one that went a while ago counts as used again."""
@@ -107,14 +107,12 @@ class Ranking:
 
     def reserve(self, key: bytes, until: float) -> None:
         """It must not go before then."""
-        chunk = self._chunks[key]
-        if until > chunk.reserved_until:
-            chunk.reserved_until = until
-            heappush(self._reserved, (until, key))
-            self._push(chunk)
+        if self._reserved.prolong(key, until):
+            self._push(self._chunks[key])
 
     def remove(self, key: bytes) -> None:
         """It is gone; the caller knows why. Not remembered."""
+        self._reserved.drop(key)
         self._unlink(self._chunks.pop(key))
 
     def pop(self, count: int, at: float, protected: Collection[bytes] = ()) -> list[bytes] | None:
@@ -140,7 +138,7 @@ class Ranking:
     def _push(self, chunk: Chunk) -> None:
         """Put it where it now belongs; what stands elsewhere for it is no longer valid."""
         chunk.version += 1
-        if chunk.busy or chunk.reserved_until or chunk.key in self._children:
+        if chunk.busy or chunk.key in self._reserved or chunk.key in self._children:
             return
         half = USES * _LEVELS
         place = chunk.uses * _LEVELS + chunk.cost
@@ -180,12 +178,8 @@ class Ranking:
 
     def _release(self, at: float) -> None:
         """Reservations whose time is over."""
-        while self._reserved and self._reserved[0][0] <= at:
-            until, key = heappop(self._reserved)
-            chunk = self._chunks.get(key)
-            if chunk is not None and chunk.reserved_until == until:
-                chunk.reserved_until = 0.0
-                self._push(chunk)
+        for key in self._reserved.over(at):
+            self._push(self._chunks[key])
 
     def _remember(self, chunk: Chunk) -> None:
         self._ghosts[chunk.key] = chunk.uses
