@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from prefixpool_agent.tiers.chunk_file import HEAD_BYTES
 from prefixpool_agent.tiers.disk_ledger import Removal
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
@@ -181,6 +183,28 @@ def test_events_tell_what_came_to_disk(make: Make) -> None:
     one.tier._store._evict(1 << 30, Removal.CAPACITY)
     (gone,) = [event for event in one.manager.take_events() if event.medium is Medium.STORAGE]
     assert (gone.removed, gone.keys) == (True, first[::-1]), "a prefix goes from its end"
+
+
+def test_after_much_churn_what_was_told_is_what_is_there__peers_12(make: Make, tmp_path: Path) -> None:
+    """Through host memory of 16 chunks and a disk of 40; `load` compares bytes."""
+    from vllm.v1.kv_offload.base import Medium
+
+    one, draw, found = make(capacity=40 * (ROW + HEAD_BYTES)), Random(1), 0
+    told: dict[Medium, set[bytes]] = {Medium.CPU: set(), Medium.STORAGE: set()}
+    for _ in range(400):
+        prompt = keys(f"prompt {int(draw.paretovariate(0.7)) % 50}", draw.randint(1, 8))
+        there = one.load(prompt)
+        found += there
+        if there < len(prompt):
+            one.store(prompt)
+        for event in one.manager.take_events():
+            held = told[event.medium]
+            held.difference_update(event.keys) if event.removed else held.update(event.keys)
+    files = list((tmp_path / "kv").rglob("*.kv"))
+    assert found > 400
+    assert told[Medium.STORAGE] == {bytes.fromhex(path.stem) for path in files}
+    assert told[Medium.CPU] == set(one.primary._policy._chunks)
+    assert 0 < one.tier._store.used == sum(path.stat().st_size for path in files) <= 40 * (ROW + HEAD_BYTES)
 
 
 def test_engine_that_starts_finds_what_another_left(make: Make) -> None:
