@@ -7,6 +7,7 @@ Blocks: calls belong in a thread.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -22,6 +23,8 @@ from prefixpool_agent.tiers.trail import GROUP_BYTES
 MAPS: Final = "maps"
 _MAP: Final = ".map"
 _STORE: Final = "store.id"
+_NAME: Final = re.compile(rb"[0-9a-f]{32}")
+_NAME_BYTES: Final = 32
 _FIRST_GROUP: Final = bytes(GROUP_BYTES)
 
 
@@ -64,18 +67,21 @@ class DiskFolder:
         return Seen(list(self._new_maps()), [block for _, block in sorted(found)], gone)
 
     def store(self) -> str:
-        """Which directory this is, for all who have it. The first who asks names it. Raises OSError."""
+        """Which directory this is, for all who have it. The first who asks names it; a broken name, as a machine that lost
+        power leaves, is replaced, and the last to do so is believed at the next look. Raises OSError.
+        """
         path = self._maps_folder() / _STORE
-        if not path.exists():
+        if (named := _name(path)) is None:
             mine = path.with_name(f"{_STORE}.{uuid4().hex}")
             mine.write_text(uuid4().hex)
             try:
-                os.link(mine, path)
+                mine.replace(path) if path.exists() else os.link(mine, path)
             except FileExistsError:
                 pass  # another was faster
             finally:
-                mine.unlink()
-        return path.read_text()
+                mine.unlink(missing_ok=True)
+            named = _name(path)
+        return named or ""
 
     def save(self, replica: str, saved: SavedMap) -> None:
         """For the next agent, here or of another replica. Raises OSError."""
@@ -90,7 +96,7 @@ class DiskFolder:
 
     def _chunks(self) -> Iterator[tuple[str, Path]]:
         for part in os.scandir(self._folder):
-            if len(part.name) != 2:
+            if len(part.name) != 2 or not part.is_dir():
                 continue
             for file in os.scandir(part.path):
                 if file.name.endswith(_FIRST_GROUP.hex() + SUFFIX):
@@ -110,6 +116,16 @@ class DiskFolder:
 
 def _hash(key: bytes) -> int:
     return block_hash(key[:-GROUP_BYTES])
+
+
+def _name(path: Path) -> str | None:
+    """None: it has none, or what is there is none of ours. Raises OSError."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            found = file.read(_NAME_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    return found.decode() if _NAME.fullmatch(found) else None
 
 
 def _head(path: Path) -> Head | None:

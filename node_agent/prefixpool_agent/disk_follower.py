@@ -35,6 +35,7 @@ class DiskFollower:
         self._path = ""
         self._of: tuple[Residency | None, int] = (None, 0)  # whose picture, which life of it
         self._saved_s = float("-inf")
+        self._writing: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -55,10 +56,11 @@ class DiskFollower:
         if self._folder is None or path != self._path or of != self._of:
             self._folder, self._path, self._of = DiskFolder(Path(path)), path, of
         seen = await asyncio.to_thread(self._folder.look)
-        if self._shared and (store := await asyncio.to_thread(self._folder.store)) != self._follower.store:
-            self._follower.mounts(store)
         if seen and of == (self._follower.residency, residency.lives) and self._follower.following:
             self._follower.disk(seen.maps, seen.found, seen.gone)
+        # Last: what was seen is seen once, and a directory that cannot be named must not lose it.
+        if self._shared and (store := await asyncio.to_thread(self._folder.store)) != self._follower.store:
+            self._follower.mounts(store)
 
     @property
     def follows(self) -> bool:
@@ -66,15 +68,23 @@ class DiskFollower:
         return self._folder is not None
 
     async def save(self, saved: SavedMap, *, at_once: bool = False) -> None:
-        """Beside the chunks, now and then."""
+        """Beside the chunks, now and then. Of a disk that hangs nobody waits long, and one thread at most."""
         pause_s = 0.0 if at_once else between_saves_s(len(saved.residency))
-        if self._folder is None or time.monotonic() - self._saved_s < pause_s:
+        if self._folder is None or not self._written() or time.monotonic() - self._saved_s < pause_s:
             return
         self._saved_s = time.monotonic()
+        self._writing = asyncio.create_task(self._write(self._folder, saved), name="map of the disk tier")
+        await asyncio.wait({self._writing}, timeout=WRITE_S)
+        if not self._written():
+            log.warning("map of the disk tier is not written yet", extra={"after_s": WRITE_S})
+
+    def _written(self) -> bool:
+        return self._writing is None or self._writing.done()
+
+    async def _write(self, folder: DiskFolder, saved: SavedMap) -> None:
         try:
-            async with asyncio.timeout(WRITE_S):  # a thread on a disk that hangs cannot be stopped, but left alone
-                await asyncio.to_thread(self._folder.save, self._replica, saved)
-        except (OSError, TimeoutError) as error:
+            await asyncio.to_thread(folder.save, self._replica, saved)
+        except OSError as error:
             log.warning("map of the disk tier could not be saved", extra={"error": str(error)})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -304,3 +305,22 @@ def test_directory_that_is_made_anew_has_another_name(store: DiskStore) -> None:
     before = folder.store()
     shutil.rmtree(store.folder / "maps")
     assert folder.store() != before
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"x" * 5_000_000, b"g" * 32])
+def test_a_broken_name_of_a_directory_ended_the_agent_or_was_told_to_all_routers(store: DiskStore, content: bytes) -> None:
+    folders = [DiskFolder(store.folder) for _ in range(8)]
+    before = folders[0].store()
+    (store.folder / "maps" / "store.id").write_bytes(content)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(DiskFolder.store, folders))
+    (name,) = {folder.store() for folder in folders}
+    assert re.fullmatch("[0-9a-f]{32}", name)
+    assert name != before
+    assert [path.name for path in (store.folder / "maps").iterdir()] == ["store.id"]
+
+
+def test_a_file_of_somebody_else_hid_all_that_is_on_disk(store: DiskStore) -> None:
+    write(store, 1)
+    (store.folder / "ok").write_text("not a folder of chunks")
+    assert DiskFolder(store.folder).look().found == [DiskBlock(known(1), None)]
