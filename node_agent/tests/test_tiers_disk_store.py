@@ -275,6 +275,16 @@ def test_files_of_others_are_let_be(make: Make, tmp_path: Path) -> None:
     assert (folder / "notes.kv").read_bytes() == b"mine"
 
 
+def test_temporary_files_of_others_in_the_directory_were_removed_and_counted(make: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "kv" / "downloads"
+    folder.mkdir(parents=True)
+    (folder / "half.tmp").write_bytes(bytes(100 * SIZE))
+    store = make(chunks=2)
+    assert (folder / "half.tmp").exists()
+    assert store.used == 0
+    write(store, 1)
+
+
 # -- what may happen to a disk
 
 

@@ -74,7 +74,7 @@ class DiskStore:
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.folder.mkdir(mode=0o700, exist_ok=True)  # what prompts said can be read from their chunks
-            probe = self._directory / f"{self._writer}{TEMPORARY}"
+            probe = self.folder / f"{self._writer}{TEMPORARY}"
             probe.write_bytes(b"")
             probe.unlink()
         except OSError as error:
@@ -250,10 +250,12 @@ class DiskStore:
         return self._directory / id_[:NAMESPACE_BYTES].hex() / key[:2] / f"{key}{SUFFIX}"
 
     def _files(self, *suffixes: str) -> Iterator[Path]:
-        for folder, _, names in os.walk(self._directory):
-            for name in names:
-                if name.endswith(suffixes):
-                    yield Path(folder, name)
+        """Of all models: what else lies in the directory is others', whatever it is called."""
+        for model in self._directory.glob("[0-9a-f]" * 2 * NAMESPACE_BYTES):
+            for folder, _, names in os.walk(model):
+                for name in names:
+                    if name.endswith(suffixes):
+                        yield Path(folder, name)
 
     def _discover(self, path: Path) -> bool:
         """A file that this process did not know."""
