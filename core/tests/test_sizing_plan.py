@@ -145,6 +145,7 @@ def test_an_engine_that_reports_its_blocks_corrects_the_plan() -> None:
         ({"max_model_len": 200_000}, "131,072 tokens at most"),
         ({"max_model_len": -1}, "negative"),
         ({"host_bytes": -1}, "negative"),
+        ({"disk_bytes": GIB}, "a disk tier needs a host tier"),
         ({"budget": Budget()}, "either resident tokens, or sessions"),
         ({"budget": Budget(resident_tokens=5, sessions=1, tokens_per_session=1)}, "either resident tokens, or sessions"),
         ({"budget": Budget(sessions=5)}, "needed together"),

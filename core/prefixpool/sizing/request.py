@@ -66,6 +66,8 @@ def checked(request: SizingRequest) -> SizingRequest:
         raise SizingError("block size, longest sequence and replicas cannot be negative, nor the block size 0")
     if min(request.kv_bytes, request.host_bytes, request.disk_bytes) < 0:
         raise SizingError("sizes of device, host and disk tiers cannot be negative")
+    if request.disk_bytes and not request.host_bytes:
+        raise SizingError("blocks pass through host memory on their way to disk: a disk tier needs a host tier")
     if request.length > request.shape.max_model_len:
         raise SizingError(
             f"{request.shape.name} takes sequences of {request.shape.max_model_len:,} tokens at most, "
