@@ -69,9 +69,13 @@ class TierMetrics:
 
     def read(self, load: EngineLoad) -> None:
         """One reading of the engine's figures."""
+        cached = self._new("", "tokens", load.cached_tokens)
         below = {"host": load.host_tokens, "disk": load.disk_tokens}
-        for tier, tokens in {DEVICE: load.cached_tokens - sum(below.values()), **below}.items():
-            self._tokens.labels(tier).inc(self._new(tier, "tokens", tokens))
+        new = {tier: self._new(tier, "tokens", tokens) for tier, tokens in below.items()}
+        # Not from the difference of the totals: where one is told before the other it shrinks, like that of a new engine.
+        new[DEVICE] = max(0, cached - sum(new.values()))
+        for tier, tokens in new.items():
+            self._tokens.labels(tier).inc(tokens)
         self._below("host", load.host)
         self._below("disk", load.disk)
 

@@ -80,6 +80,12 @@ def test_cached_tokens_are_of_the_tier_they_came_from(metrics: TierMetrics, valu
     assert found == {"device": 55, "host": 30, "disk": 25}
 
 
+def test_tokens_from_below_that_were_told_first_counted_all_of_the_device_again(metrics: TierMetrics, value: Value) -> None:
+    metrics.read(EngineLoad(cached_tokens=1000))
+    metrics.read(EngineLoad(cached_tokens=1000, host_tokens=64))
+    assert value("tier_cached_tokens_total", tier="device") == 1000
+
+
 def test_broken_reservations_are_told(metrics: TierMetrics, value: Value) -> None:
     events = (("reservation_broken", 2), ("reservation_made", 9))
     metrics.read(EngineLoad(host=TierFigures(events=events)))
