@@ -11,7 +11,6 @@ from typing import Final
 import msgspec
 
 from prefixpool import names, wire
-from prefixpool_agent import saved_map
 from prefixpool_agent.attachment import Attachment, GateView, Parts
 from prefixpool_agent.cgroup import MemoryWatch
 from prefixpool_agent.download import state as download
@@ -19,18 +18,16 @@ from prefixpool_agent.drain import Drain, View
 from prefixpool_agent.engine_client import EngineClient, EngineError
 from prefixpool_agent.engine_state import EngineState, EventEvidence, Observed, judge, judge_mode
 from prefixpool_agent.engine_watch import Look
-from prefixpool_agent.engines.metrics import EngineLoad
+from prefixpool_agent.figures import EngineFigures
+from prefixpool_agent.map_keeper import MapKeeper
 from prefixpool_agent.metrics import AgentMetrics
 from prefixpool_agent.model_text import read_model
 from prefixpool_agent.publisher import Publisher
-from prefixpool_agent.residency import Residency
 from prefixpool_agent.settings import AgentSettings
 from prefixpool_agent.supervisor_client import EnginePhase, EngineProcess, SupervisorClient
 
 TICK_S: Final = 0.5
 REATTACH_S: Final = 5.0  # after a bug, which may strike again at once
-IDLE_SCRAPES: Final = 5  # an idle engine's metrics are read this much less often
-SAVE_SHARE: Final = 0.02  # of the loop's time, at most, goes into saving the map
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +58,9 @@ class Agent:
         self._state = EngineState(wire.State.STARTING, 0, "the agent has just started")
         self._attach_problem = ""
         self._attach_after_s = 0.0
-        self._load = EngineLoad()
+        self._figures = EngineFigures(engine, metrics, interval_s=settings.scrape_interval_s)
+        self._maps = MapKeeper(parts.run_dir, parts.follower, parts.disk, metrics, interval_s=settings.save_interval_s)
         self._memory = MemoryWatch()
-        self._save_due_s = 0.0
         self.oriented = asyncio.Event()  # it knows how the engine is; before that nothing is told of it
         self.drain = Drain(self, settings.drain_ack_s)
 
@@ -117,18 +114,12 @@ class Agent:
         if attachment is None:
             return
         log.warning("engine is gone", extra={"epoch": attachment.epoch, "reason": look.reason})
-        self._load = EngineLoad()
+        self._figures.forget()
         self._parts.notes.begin(0)
         await attachment.close()
-        await self._keep_texts()
+        await self._maps.keep_of_dead()
         self._parts.follower.forget("engine ended")
         self._tell_state()
-
-    async def _keep_texts(self) -> None:
-        """What the dead engine's prompts said is what the next one, or another replica, finds on its disk."""
-        follower, disk = self._parts.follower, self._parts.disk
-        if disk.follows and follower.residency is not None:
-            await disk.save(self._saved(follower.residency), at_once=True)
 
     def _welcome(self, epoch: int) -> wire.Welcome:
         facts = self._attachment.facts if self._attachment is not None else None
@@ -177,7 +168,7 @@ class Agent:
         return judge_mode(evidence, time.monotonic())
 
     def _costs(self) -> wire.Costs:
-        host_s, disk_s = self._load.load_s_per_token()
+        host_s, disk_s = self._figures.last.load_s_per_token()
         return msgspec.structs.replace(self._parts.follower.costs, host_s_per_token=host_s, disk_s_per_token=disk_s)
 
     def load(self) -> wire.Load:
@@ -187,9 +178,9 @@ class Agent:
         used = residency.device_blocks if residency is not None else 0
         return wire.Load(
             inflight=self._gate.inflight,
-            running=self._load.running,
-            waiting=self._load.waiting,
-            kv_usage=round(self._load.kv_usage, 3),
+            running=self._figures.last.running,
+            waiting=self._figures.last.waiting,
+            kv_usage=round(self._figures.last.kv_usage, 3),
             prefill_backlog_tokens=self._parts.follower.backlog.tokens,
             free_blocks=max(0, facts.device_blocks - used) if facts is not None else 0,
         )
@@ -204,53 +195,13 @@ class Agent:
             costs = self._costs()
             if costs != self._publisher.costs:
                 self._publisher.tell(costs)
-            await self._save()
+            if self._attachment is not None:
+                await self._maps.keep()
             await asyncio.sleep(TICK_S)
 
     async def scrape(self) -> None:
         """The engine's own figures, until cancelled."""
-        turn = 0
-        while True:
-            await asyncio.sleep(self._settings.scrape_interval_s)
-            turn += 1
-            idle = not (self._gate.inflight or self._load.running or self._load.waiting)
-            if self._attachment is None or (idle and turn % IDLE_SCRAPES):
-                continue
-            await self._scrape_once()
-
-    async def _scrape_once(self) -> None:
-        try:
-            with self._metrics.scrape_seconds.time():
-                self._load = await self._engine.load()
-        except EngineError as error:
-            self._metrics.scrapes.labels("failed").inc()
-            log.debug("engine metrics", extra={"error": str(error)})
-        else:
-            self._metrics.scrapes.labels("good").inc()
-            self._metrics.tiers.read(self._load)
-
-    async def _save(self) -> None:
-        interval_s, now = self._settings.save_interval_s, time.monotonic()
-        follower = self._parts.follower
-        if not interval_s or self._attachment is None or not follower.changed_since_save or now < self._save_due_s:
-            return
-        residency = follower.residency
-        if residency is None:
-            return
-        saved = self._saved(residency)
-        took_s = time.monotonic() - now
-        follower.changed_since_save = False
-        self._save_due_s = now + max(interval_s, took_s / SAVE_SHARE)
-        self._metrics.save_seconds.observe(took_s)
-        try:
-            await asyncio.to_thread(saved_map.write, self._parts.run_dir / names.RUN_SAVED_MAP, saved)
-        except OSError as error:
-            log.warning("residency map could not be saved", extra={"error": str(error)})
-        await self._parts.disk.save(saved)
-
-    def _saved(self, residency: Residency) -> saved_map.SavedMap:
-        costs = self._parts.follower.costs
-        return saved_map.SavedMap(version=saved_map.VERSION, costs=costs, residency=residency.save())
+        await self._figures.run(lambda: self._attachment is not None, lambda: self._gate.inflight)
 
     async def close(self) -> None:
         """Stop; the engine runs on."""
@@ -279,7 +230,7 @@ class Agent:
 
     async def clean(self) -> None:
         """The supervisor removed sockets and shared memory; the saved map is ours."""
-        (self._parts.run_dir / names.RUN_SAVED_MAP).unlink(missing_ok=True)
+        self._maps.forget()
 
     def phase_changed(self, phase: wire.DrainPhase) -> None:
         """For metrics."""
@@ -317,8 +268,8 @@ class Agent:
             boundaries=residency.boundaries if residency is not None else 0,
             resident_blocks=residency.resident_blocks().total() if residency is not None else 0,
             inflight=self._gate.inflight,
-            running=self._load.running,
-            waiting=self._load.waiting,
+            running=self._figures.last.running,
+            waiting=self._figures.last.waiting,
             restarts=process.restarts,
             engine_pid=(process.pid or 0) if running else 0,
             uptime_s=max(0.0, time.time() - process.started_ns / 1e9) if running else 0.0,
@@ -340,18 +291,7 @@ class Agent:
         self._metrics.engine_restarts.set(self._process.restarts)
         self._metrics.inflight.set(self._gate.inflight)
         self._metrics.gates.set(self._parts.notes.gates)
-        costs = self._costs()
-        self._metrics.prefill_seconds.set(costs.prefill_s_per_token)
-        self._metrics.decode_seconds.set(costs.decode_step_s)
-        self._metrics.load_seconds.labels("host").set(costs.host_s_per_token)
-        self._metrics.load_seconds.labels("disk").set(costs.disk_s_per_token)
+        self._metrics.costs(self._costs())
         if (residency := self._parts.follower.residency) is not None:
-            self._metrics.boundaries.set(residency.boundaries)
-            self._metrics.blocks.set(residency.blocks)
-            resident = residency.resident_blocks()
-            for tier in (wire.Tier.DEVICE, wire.Tier.HOST, wire.Tier.DISK):
-                self._metrics.tier_blocks.labels(tier.name.lower()).set(resident[tier])
             facts = self._attachment.facts if self._attachment is not None else None
-            self._metrics.tiers.device_holds(residency.device_blocks, facts.device_blocks if facts is not None else 0)
-            self._metrics.sessions.set(residency.sessions)
-            self._metrics.ignored_by_reason(residency.counts)
+            self._metrics.resident(residency, facts.device_blocks if facts is not None else 0)

@@ -7,7 +7,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from prefixpool.wire import DrainPhase, Memory, Mode, State
+from prefixpool.wire import Costs, DrainPhase, Memory, Mode, State, Tier
+from prefixpool_agent.residency import Residency
 from prefixpool_agent.tier_metrics import TierMetrics
 
 PREDICTION_TOKENS: Final = (0, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384)
@@ -98,7 +99,25 @@ class AgentMetrics:
         """The drain's phase."""
         _one_of(self.drain_phase, DrainPhase, phase)
 
-    def ignored_by_reason(self, counts: Mapping[str, int]) -> None:
+    def costs(self, costs: Costs) -> None:
+        """As the agent measured them."""
+        self.prefill_seconds.set(costs.prefill_s_per_token)
+        self.decode_seconds.set(costs.decode_step_s)
+        self.load_seconds.labels("host").set(costs.host_s_per_token)
+        self.load_seconds.labels("disk").set(costs.disk_s_per_token)
+
+    def resident(self, residency: Residency, device_blocks: int) -> None:
+        """What the agent knows. `device_blocks`: all that the device has; 0: no engine."""
+        self.boundaries.set(residency.boundaries)
+        self.blocks.set(residency.blocks)
+        resident = residency.resident_blocks()
+        for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK):
+            self.tier_blocks.labels(tier.name.lower()).set(resident[tier])
+        self.tiers.device_holds(residency.device_blocks, device_blocks)
+        self.sessions.set(residency.sessions)
+        self._ignored_by_reason(residency.counts)
+
+    def _ignored_by_reason(self, counts: Mapping[str, int]) -> None:
         """Running totals by reason, which are words in the residency's code."""
         for reason, total in counts.items():
             self.ignored.labels(reason).inc(total - self._ignored.get(reason, 0))
