@@ -46,7 +46,10 @@ check: .venv/.ready ## ruff, mypy, import rules
 	@.venv/bin/lint-imports
 
 test: .venv/.ready ## unit and component tests, on the sim engine
-	@.venv/bin/pytest -q -m "not engine" -n 2 --dist loadfile
+	@.venv/bin/pytest -q -m "not engine and not slow" -n 2 --dist loadfile
+
+test-slow: .venv/.ready ## the same, those that take half a minute and more: both demos on the sim, 100,000 chunks of churn
+	@.venv/bin/pytest -q -m slow -n 2
 
 test-engine: setup-engine ## the same promises on real vLLM
 	@MODEL=$(MODEL) .venv-engine/bin/pytest -q -m engine e2e/engine
@@ -116,4 +119,4 @@ bench: .venv/.ready setup-engine ## figures: decision, memory, agents, router be
 clean: ## remove environments and build outputs of this checkout
 	@rm -rf .venv .venv-engine build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup setup-engine model check test test-engine e2e-api e2e e2e-vllm wheels soak demo demo-spill docs crds bench clean
+.PHONY: help setup setup-engine model check test test-slow test-engine e2e-api e2e e2e-vllm wheels soak demo demo-spill docs crds bench clean
