@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -17,7 +16,6 @@ from prefixpool_router.membership import MembershipSource
 from prefixpool_router.probe import Prober
 from prefixpool_router.replica import Replica
 
-_log = logging.getLogger(__name__)
 TICK_S: Final = 0.25
 _SWEEP_PAUSE_S: Final = 0.002  # between two steps of some ms at most, so that requests come in between
 

@@ -27,7 +27,6 @@ from prefixpool_agent.tiers.worth import recompute
 
 MEDIUM_DISK: Final = "STORAGE"
 STATE_BYTES: Final = 16
-_TOKEN_BYTES: Final = 4
 _FIRST_GROUP: Final = bytes(GROUP_BYTES)
 
 

@@ -6,7 +6,6 @@ more for a while, so that a broken disk costs nothing; while all readers hang it
 
 from __future__ import annotations
 
-import logging
 import os
 import queue
 import threading
@@ -45,7 +44,6 @@ from prefixpool_agent.tiers.worth import recompute
 READERS: Final = 4
 WRITERS: Final = 2
 WRITE_DEADLINE: Final = 10  # times the deadline of reads: nobody waits for a write, but its rows in host memory are held
-_log = logging.getLogger(__name__)
 
 METRICS: Final = {
     "prefixpool:disk_used_bytes": OffloadingGaugeMetadata("Bytes of all files in the directory of the disk tier."),
