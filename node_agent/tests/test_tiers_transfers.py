@@ -33,6 +33,7 @@ class Gated:
         self.go = threading.Event()
         self.begun = threading.Semaphore(0)
         self.written: dict[bytes, bytes] = {}
+        self.left: list[bytes] = []
 
     def fetch(self, part: Part, buffer: bytearray) -> memoryview | None:
         self.begun.release()
@@ -47,6 +48,9 @@ class Gated:
         self.go.wait(PATIENCE_S)
         self.written[part.key] = bytes(payload)
         return not part.key.startswith(b"bad")
+
+    def leave(self, part: Part) -> None:
+        self.left.append(part.key)
 
 
 class Rig:
@@ -133,6 +137,19 @@ def test_write_takes_its_row_before_it_waits_for_the_disk(rig: Rig) -> None:
     rig.submit(b"next", is_read=False, id_=2)
     rig.ended()
     assert rig.mover.written[b"a"] == b"a" * ROW
+
+
+def test_places_of_chunks_whose_write_was_given_up_were_kept_for_ever(rig: Rig) -> None:
+    rig.submit(b"a", b"b", b"c", is_read=False)
+    rig.mover.begun.acquire(timeout=PATIENCE_S)
+    rig.clock.now_s = 11.0
+    (end,) = rig.transfers.ended()
+    assert end.late
+    rig.mover.go.set()
+    rig.submit(b"next", is_read=False, id_=2)
+    rig.ended()
+    assert rig.mover.left == [b"b", b"c"]
+    assert rig.mover.written.keys() == {b"a", b"next"}
 
 
 def test_giving_up_all_waits_for_nothing(rig: Rig) -> None:

@@ -64,5 +64,9 @@ class StoreMover:
             return False
         return True
 
+    def leave(self, part: Part) -> None:
+        """See `Mover`."""
+        self._places.pop(part.key, None)
+
     def _count(self, what: str, failure: Failure) -> None:
         self.counts.add(f"{what}_{failure}")

@@ -49,6 +49,9 @@ class Mover(Protocol):
     def put(self, part: Part, payload: memoryview) -> bool:
         """Write it."""
 
+    def leave(self, part: Part) -> None:
+        """It will not be written: its job was given up."""
+
 
 class Transfer:
     """One job: parts in order, each by any thread."""
@@ -161,7 +164,7 @@ class Transfers:
         buffer = bytearray(HEAD_BYTES + self._row_bytes)
         while (item := self._queues[is_read].get()) is not None:
             job, part = item
-            done = not job.given_up and (self._read(job, part, buffer) if is_read else self._write(job, part, buffer))
+            done = self._read(job, part, buffer) if is_read else self._write(job, part, buffer)
             with job.lock:
                 if done and not job.given_up:
                     job.done.add(part.key)
@@ -171,6 +174,8 @@ class Transfers:
                 self._over.put(job)
 
     def _read(self, job: Transfer, part: Part, buffer: bytearray) -> bool:
+        if job.given_up:
+            return False
         me = threading.get_ident()
         self._reading_since[me] = self._clock()
         try:
@@ -191,7 +196,9 @@ class Transfers:
         at = part.row * self._row_bytes
         payload = memoryview(buffer)[: self._row_bytes]
         with job.lock:
-            if job.given_up:
-                return False
-            payload[:] = self._pool[at : at + self._row_bytes]
+            if standing := not job.given_up:
+                payload[:] = self._pool[at : at + self._row_bytes]
+        if not standing:
+            self._mover.leave(part)
+            return False
         return self._mover.put(part, payload)
