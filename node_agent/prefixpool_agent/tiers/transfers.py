@@ -164,7 +164,7 @@ class Transfers:
         buffer = bytearray(HEAD_BYTES + self._row_bytes)
         while (item := self._queues[is_read].get()) is not None:
             job, part = item
-            done = self._read(job, part, buffer) if is_read else self._write(job, part, buffer)
+            done = self._write(job, part, buffer) if not is_read else not job.given_up and self._read(job, part, buffer)
             with job.lock:
                 if done and not job.given_up:
                     job.done.add(part.key)
@@ -174,8 +174,6 @@ class Transfers:
                 self._over.put(job)
 
     def _read(self, job: Transfer, part: Part, buffer: bytearray) -> bool:
-        if job.given_up:
-            return False
         me = threading.get_ident()
         self._reading_since[me] = self._clock()
         try:
