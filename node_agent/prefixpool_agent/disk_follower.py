@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from prefixpool import names
-from prefixpool_agent.disk_folder import DiskFolder
+from prefixpool_agent.disk_folder import DiskFolder, Seen
 from prefixpool_agent.follower import Follower
 from prefixpool_agent.residency import Residency
 from prefixpool_agent.saved_map import SavedMap
@@ -56,8 +57,11 @@ class DiskFollower:
         if self._folder is None or path != self._path or of != self._of:
             self._folder, self._path, self._of = DiskFolder(Path(path)), path, of
         seen = await asyncio.to_thread(self._folder.look)
-        if seen and of == (self._follower.residency, residency.lives) and self._follower.following:
-            self._follower.disk(seen.maps, seen.found, seen.gone)
+        for news in _portions(seen):
+            if of != (self._follower.residency, residency.lives) or not self._follower.following:
+                break  # another picture, for which all is looked at anew
+            self._follower.disk(news.maps, news.found, news.gone)
+            await asyncio.sleep(0)
         # Last: what was seen is seen once, and a directory that cannot be named must not lose it.
         if self._shared and (store := await asyncio.to_thread(self._folder.store)) != self._follower.store:
             self._follower.mounts(store)
@@ -86,6 +90,13 @@ class DiskFollower:
             await asyncio.to_thread(folder.save, self._replica, saved)
         except OSError as error:
             log.warning("map of the disk tier could not be saved", extra={"error": str(error)})
+
+
+def _portions(seen: Seen) -> Iterator[Seen]:
+    """Map by map: a large one takes tenths of a second, and many replicas may share the disk."""
+    yield from (Seen([one], [], []) for one in seen.maps)
+    if chunks := Seen([], seen.found, seen.gone):
+        yield chunks
 
 
 def between_saves_s(map_bytes: int) -> float:

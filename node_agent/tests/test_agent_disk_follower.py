@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from prefixpool import names
@@ -35,9 +36,11 @@ class FakeFollower:
         self.following = True
         self.store = ""
         self.found: list[Any] = []
+        self.maps: list[list[bytes]] = []
 
     def disk(self, maps: list[bytes], found: list[Any], gone: list[int]) -> None:
         self.found += found
+        self.maps += [maps] if maps else []
 
     def mounts(self, store: str) -> None:
         self.store = store
@@ -71,6 +74,16 @@ async def test_what_lay_on_a_disk_that_could_not_be_named_was_never_told(chunks:
     async with following(tmp_path) as (_, follower):
         await eventually(lambda: _is(len(follower.found) == 1), what="the chunk is told")
         assert not follower.store
+
+
+async def test_maps_of_many_replicas_were_taken_over_in_one_go_while_nothing_else_ran(
+    chunks: DiskStore, tmp_path: Path
+) -> None:
+    for replica in ("b", "c", "d"):
+        DiskFolder(chunks.folder).save(replica, msgspec.structs.replace(SAVED, residency=replica.encode()))
+    async with following(tmp_path) as (_, follower):
+        await eventually(lambda: _is(len(follower.found) == 1), what="the chunk is told")
+        assert follower.maps == [[b"b"], [b"c"], [b"d"]]
 
 
 async def test_each_save_on_a_disk_that_hangs_took_a_thread_until_none_was_left(

@@ -26,8 +26,8 @@ class Remembered:
 
     def keep(self, block_hash: int, facts: Facts, *, for_replay: bool = False) -> None:
         """Remember facts of one block, beside those remembered: maps of several replicas may each know some."""
-        known = self.take(block_hash)
-        self._facts[block_hash] = merged = _merged(known, facts) if known else tuple(facts)
+        known, new = self.take(block_hash), tuple(facts)
+        self._facts[block_hash] = merged = _merged(known, new) if known and known != new else new
         self._boundaries += len(merged) // 2
         added = (len(merged) - len(known)) // 2
         while self._boundaries > self._most or (added > 0 and not for_replay and self._boundaries > self._limit):
