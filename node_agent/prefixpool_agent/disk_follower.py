@@ -72,14 +72,17 @@ class DiskFollower:
         return self._folder is not None
 
     async def save(self, saved: SavedMap, *, at_once: bool = False) -> None:
-        """Beside the chunks, now and then. Of a disk that hangs nobody waits long, and one thread at most."""
+        """Beside the chunks, now and then. Of a disk that hangs nobody waits long, and one thread at most.
+
+        `at_once`: now, and nobody waits at all.
+        """
         pause_s = 0.0 if at_once else between_saves_s(len(saved.residency))
         if self._folder is None or not self._written() or time.monotonic() - self._saved_s < pause_s:
             return
         self._saved_s = time.monotonic()
         self._writing = asyncio.create_task(self._write(self._folder, saved), name="map of the disk tier")
-        await asyncio.wait({self._writing}, timeout=WRITE_S)
-        if not self._written():
+        await asyncio.wait({self._writing}, timeout=0.0 if at_once else WRITE_S)
+        if not at_once and not self._written():
             log.warning("map of the disk tier is not written yet", extra={"after_s": WRITE_S})
 
     def _written(self) -> bool:

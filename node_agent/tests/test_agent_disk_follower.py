@@ -15,7 +15,7 @@ import pytest
 
 from prefixpool import names
 from prefixpool.wire import Costs
-from prefixpool_agent import disk_follower, saved_map
+from prefixpool_agent import saved_map
 from prefixpool_agent.disk_folder import DiskFolder
 from prefixpool_agent.disk_follower import DiskFollower
 from prefixpool_agent.follower import Follower
@@ -96,7 +96,6 @@ async def test_each_save_on_a_disk_that_hangs_took_a_thread_until_none_was_left(
         hangs.wait()
 
     monkeypatch.setattr(DiskFolder, "save", save)
-    monkeypatch.setattr(disk_follower, "WRITE_S", 0.0)
     async with following(tmp_path) as (disk, _):
         await eventually(lambda: _is(disk.follows), what="the folder is found")
         try:
