@@ -71,11 +71,11 @@ class DiskFolder:
         power leaves, is replaced, and the last to do so is believed at the next look. Raises OSError.
         """
         path = self._maps_folder() / _STORE
-        if (named := _name(path)) is None:
+        if not (named := _name(path)):
             mine = path.with_name(f"{_STORE}.{uuid4().hex}")
             mine.write_text(uuid4().hex)
             try:
-                mine.replace(path) if path.exists() else os.link(mine, path)
+                os.link(mine, path) if named is None else mine.replace(path)
             except FileExistsError:
                 pass  # another was faster
             finally:
@@ -119,13 +119,13 @@ def _hash(key: bytes) -> int:
 
 
 def _name(path: Path) -> str | None:
-    """None: it has none, or what is there is none of ours. Raises OSError."""
+    """None: it has none; "": what is there is none of ours. Raises OSError."""
     try:
         with path.open("rb", buffering=0) as file:
             found = file.read(_NAME_BYTES + 1)
     except FileNotFoundError:
         return None
-    return found.decode() if _NAME.fullmatch(found) else None
+    return found.decode() if _NAME.fullmatch(found) else ""
 
 
 def _head(path: Path) -> Head | None:
