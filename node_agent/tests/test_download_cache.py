@@ -16,6 +16,7 @@ from prefixpool.wire import Download
 from prefixpool_agent.download import fetching
 from prefixpool_agent.download.cache import Cache
 from prefixpool_agent.download.fetching import Fetching
+from prefixpool_agent.download.files import DownloadError
 from prefixpool_agent.download.hub import Hub
 from prefixpool_testing.fake_hub import COMMIT, FakeHub
 
@@ -257,3 +258,18 @@ def until(true: Callable[[], bool], within_s: float = 20) -> None:
     while not true():
         assert time.monotonic() < end
         time.sleep(0.01)  # noqa: TID251 - threads, no event loop
+
+
+def test_signed_addresses_of_files_stood_in_logs_and_in_the_pools_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object, **__: object) -> str:
+        raise RuntimeError(
+            "HTTP status 403 for url (https://store.example/xorbs/1a?Signature=s3cret&Expires=9) after 5 tries"
+        )
+
+    monkeypatch.setattr("prefixpool_agent.download.hub.hf_hub_download", refuses)
+    with pytest.raises(DownloadError) as told:
+        Hub("https://hub.example", MODEL, tmp_path).fetch(COMMIT, "model.safetensors")
+    assert "HTTP status 403 for url (https://store.example/xorbs/1a) after 5 tries" in str(told.value)
+    assert "s3cret" not in str(told.value)

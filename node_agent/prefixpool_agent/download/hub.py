@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -15,6 +16,7 @@ from prefixpool_agent.inspection.hub import refusal
 
 _ANSWER_S: Final = 10.0  # a start that needs nothing from the Hub waits no longer for it
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_QUERY: Final = re.compile(r"\?[^\s'\")]*")  # of a URL: where files lie it is signed, and lets its reader in
 _CLOSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -65,7 +67,7 @@ class Hub:
             if isinstance(one, OSError) and one.errno in _CLOSED:
                 return f"{self._cache} cannot be written: {one.strerror}; it must belong to the pod's user or group"
         root = chain[-1]
-        why = " ".join(str(root).split()) or type(root).__name__
+        why = _QUERY.sub("", " ".join(str(root).split())) or type(root).__name__
         return f"{self._host} does not give {what}: {why}; is it open to pods?"
 
 
