@@ -41,6 +41,12 @@ def test_small_host_pool_is_told_in_bytes() -> None:
     assert "4.0 GiB is smaller than 2 of the longest prompts (8.0 GiB)" in warning.message
 
 
+def test_a_host_pool_without_room_for_one_block_was_left_out_without_a_word() -> None:
+    (warning,) = plan(request(host_bytes=1 << 20)).warnings
+    assert warning.hazard is Hazard.HOST_POOL_SMALL
+    assert "The host pool of 1 MiB holds not one block" in warning.message
+
+
 def test_host_pool_that_only_copies_the_device_adds_nothing() -> None:
     device = plan(request()).device_per_replica
     assert hazards(host_bytes=device.bytes) == [Hazard.HOST_POOL_BELOW_DEVICE]

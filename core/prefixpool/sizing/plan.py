@@ -173,7 +173,8 @@ class _Sized(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def warnings(self) -> tuple[SizingWarning, ...]:
-        return warning.of_tiers(self.device, self.host, self.disk, self.layout.blocks_for(self.request.length))
+        longest = self.layout.blocks_for(self.request.length)
+        return warning.of_tiers(self.device, self.host, self.disk, longest, self.request.host_bytes)
 
     @property
     def on_host(self) -> bool:

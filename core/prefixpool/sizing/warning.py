@@ -32,11 +32,14 @@ class SizingWarning(msgspec.Struct, frozen=True, kw_only=True):
     message: str  # one sentence
 
 
-def of_tiers(device: TierSize, host: TierSize, disk: TierSize, prompt_blocks: int) -> tuple[SizingWarning, ...]:
-    """`prompt_blocks`: of the longest prompt. A tier of no blocks is not there."""
+def of_tiers(
+    device: TierSize, host: TierSize, disk: TierSize, prompt_blocks: int, host_bytes: int
+) -> tuple[SizingWarning, ...]:
+    """`prompt_blocks`: of the longest prompt. `host_bytes`: as asked for. A tier of no blocks is not there."""
     found: list[SizingWarning] = []
     if not host.blocks:
-        return ()
+        words = f"The host pool of {gib(host_bytes)} holds not one block: there is no tier below the device."
+        return (_warning(Hazard.HOST_POOL_SMALL, words),) if host_bytes else ()
     if host.blocks < LONGEST_PROMPTS * prompt_blocks:
         each = host.bytes // host.blocks
         least = gib(LONGEST_PROMPTS * prompt_blocks * each)
