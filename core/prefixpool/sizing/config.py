@@ -59,6 +59,11 @@ def checked(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         found.setdefault("num_key_value_heads", 1)
     found["num_key_value_heads"] = found.get("num_key_value_heads") or found["num_attention_heads"]
     found["head_dim"] = found.get("head_dim") or found["hidden_size"] // found["num_attention_heads"]
+    if not found["head_dim"]:
+        raise ShapeError(
+            f"{name}: `hidden_size` {found['hidden_size']} leaves nothing for each of {found['num_attention_heads']} heads, "
+            "and config.json has no `head_dim`"
+        )
     found["intermediate_size"] = found.get("intermediate_size") or found.get("n_inner") or 4 * found["hidden_size"]
     return found
 
