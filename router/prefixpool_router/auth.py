@@ -6,8 +6,8 @@ Key file, one key a line; empty lines and lines that begin with `#` are ignored:
 
 Several keys may share a scope. `allow` names internal request fields (request.INTERNAL_FIELDS) that this key may send, and
 `policy` for the routing policy header. `reserve`: engines keep the prompts of this key in host memory for so long after each
-request, as far as its scope's share goes and they evict by worth (`lru` and `arc` know no promises). vLLM 0.32 hears of it on
-chat, completions and messages, not on `/v1/responses`. The key itself is in no file:  printf %s "$KEY" | sha256sum
+request, as far as its scope's share goes and they evict by worth (`lru` and `arc` know no promises). vLLM 0.32 hears of it
+in chats, completions and messages, not on `/v1/responses`. The key itself is in no file:  printf %s "$KEY" | sha256sum
 """
 
 from __future__ import annotations
