@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
@@ -25,12 +25,6 @@ SERVICE = kube.resource_of("Service")
 async def client(api: ApiServer) -> AsyncIterator[KubeClient]:
     async with operated(api, "--resync-s", "5") as (client, _):
         yield client
-
-
-@pytest.fixture
-def place(api: ApiServer, client: KubeClient) -> Iterator[Place]:
-    with Place(api, client) as made:
-        yield made
 
 
 @pytest.mark.parametrize("labels", [(L_POOL,), (MANAGED_BY,), (L_POOL, MANAGED_BY)], ids=" ".join)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -28,12 +28,6 @@ LONG_AGO = "2026-01-01T00:00:00Z"  # so that a recovery ends what is told
 async def client(api: ApiServer) -> AsyncIterator[KubeClient]:
     async with operated(api, "--resync-s", "5") as (client, _):
         yield client
-
-
-@pytest.fixture
-def place(api: ApiServer, client: KubeClient) -> Iterator[Place]:
-    with Place(api, client) as made:
-        yield made
 
 
 async def say(place: Place, name: str, container: str, **state: Any) -> None:

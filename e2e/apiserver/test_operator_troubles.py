@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -24,12 +24,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def client(api: ApiServer) -> AsyncIterator[KubeClient]:
     async with operated(api, "--resync-s", "5") as (client, _):
         yield client
-
-
-@pytest.fixture
-def place(api: ApiServer, client: KubeClient) -> Iterator[Place]:
-    with Place(api, client) as made:
-        yield made
 
 
 async def test_a_quota_with_room_for_one_replica(place: Place) -> None:
