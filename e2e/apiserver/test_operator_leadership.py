@@ -25,21 +25,26 @@ class Two(NamedTuple):
 
     leader: OperatorProgram
     standby: OperatorProgram
+    holder: str  # what the Lease calls the leader, and its requests their sender
 
 
 @pytest.fixture
-def programs(api: ApiServer, request: pytest.FixtureRequest) -> Iterator[Two]:
-    lease = ("--lease-name", f"lease-{abs(hash(request.node.name)) % 10**8}")
-    two = Two(*(OperatorProgram(api, f"operator-{name}", *FLAGS, *lease) for name in "ab"))
-    for one in two:
+def lease(request: pytest.FixtureRequest) -> str:
+    return f"lease-{abs(hash(request.node.name)) % 10**8}"
+
+
+@pytest.fixture
+def programs(api: ApiServer, lease: str) -> Iterator[list[OperatorProgram]]:
+    both = [OperatorProgram(api, f"operator-{name}", *FLAGS, "--lease-name", lease) for name in "ab"]
+    for one in both:
         one.start()
-    yield two
-    for one in two:
+    yield both
+    for one in both:
         one.stop()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def two(programs: Two) -> Two:
+async def two(programs: list[OperatorProgram], lease: str, place: Place) -> Two:
     async def leaders() -> list[OperatorProgram]:
         return [one for one in programs if await one.figure("leader") == 1]
 
@@ -51,7 +56,8 @@ async def two(programs: Two) -> Two:
         return await standby.figure("leader") == 0
 
     await eventually(waits, what="the other one waits")
-    return Two(leader, standby)
+    held = await place.client.get(kube.LEASE, NAMESPACE, lease)
+    return Two(leader, standby, held["spec"]["holderIdentity"])
 
 
 async def test_a_killed_leader_is_followed_and_its_work_goes_on(place: Place, two: Two) -> None:
@@ -90,5 +96,7 @@ async def test_a_leader_that_slept_through_its_lease_writes_nothing_and_ends(pla
     await eventually(ended, within_s=30, what="the old leader ends")
     assert two.leader.exit_status() == 1
     assert "leadership lost" in two.leader.log
-    others = [one for one in api.asked(since_bytes) if one.writes and one.object_ref.resource != "leases"]
-    assert [one for one in others if one.object_ref.namespace == place.namespace and "prefixpool" in one.user_agent] == []
+    its_own = [one for one in api.asked() if one.user_agent.endswith(f"({two.holder})")]
+    assert any(one.object_ref.namespace == place.namespace for one in its_own), "it is known by its requests"
+    late = [one for one in api.asked(since_bytes) if one.user_agent.endswith(f"({two.holder})")]
+    assert [one for one in late if one.writes and one.object_ref.resource != "leases"] == []

@@ -1,4 +1,7 @@
-"""Posts Events. The same one again is counted, not repeated, whichever process says it."""
+"""Posts Events. The same one again is counted, not repeated, whichever process says it.
+
+Like every write, each asks first whether this process still leads.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,16 @@ _MESSAGE_MOST: Final = 1024  # the API's limit
 class EventPoster:
     """`now`: the wall clock, seconds since 1970."""
 
-    def __init__(self, api: KubeApi, *, now: Callable[[], float]) -> None:
+    def __init__(self, api: KubeApi, *, leads: Callable[[], bool], now: Callable[[], float]) -> None:
         self._api = api
+        self._leads = leads
         self._now = now
 
     async def post(self, pool: Raw, events: Iterable[Event]) -> None:
         """An event that cannot be posted is logged: nothing may hang on it."""
         for event in events:
+            if not self._leads():
+                return  # whoever leads now sees the same, and says it
             try:
                 await self._post(self._body(pool, event))
             except KubeError as error:

@@ -17,6 +17,7 @@ import aiohttp
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from prefixpool import __version__
 from prefixpool.listening import bound
 from prefixpool_operator import kube
 from prefixpool_operator.agents import HttpAgents
@@ -38,7 +39,6 @@ from prefixpool_operator.triggers import Triggers
 
 _log = logging.getLogger(__name__)
 
-_USER_AGENT: Final = "prefixpool-operator"
 _SECRET_BYTES: Final = 32
 _SHUTDOWN_S: Final = 2.0  # for answers of the health port
 
@@ -47,10 +47,11 @@ async def serve(settings: OperatorSettings, stop: asyncio.Event, *, abort: Calla
     """Until `stop`. `abort` must end the process at once; it is called when the Lease is lost. SettingsError: no server."""
     registry = CollectorRegistry()
     metrics = OperatorMetrics(registry)
+    identity = f"{socket.gethostname()}_{secrets.token_hex(4)}"
     async with AsyncExitStack() as stack:
-        api = await _client(settings, stack)
+        api = await _client(settings, identity, stack)
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        elector = _elector(settings, await _client(settings, stack))  # a Lease must not wait behind the work
+        elector = _elector(settings, identity, await _client(settings, identity, stack))  # a Lease must not wait behind the work
         metrics.leader.set_function(lambda: float(elector.leads()))
         inventory = ClusterInventory(api, fresh_s=settings.resync_s / 2, clock=time.monotonic)
         changes = _changes(settings, api, inventory)
@@ -71,8 +72,10 @@ async def serve(settings: OperatorSettings, stop: asyncio.Event, *, abort: Calla
             await elector.release()
 
 
-async def _client(settings: OperatorSettings, stack: AsyncExitStack) -> KubeClient:
-    client = KubeClient(await load_configuration(), timeout_s=settings.api_timeout_s, user_agent=_USER_AGENT)
+async def _client(settings: OperatorSettings, identity: str, stack: AsyncExitStack) -> KubeClient:
+    """An audit log shows which of several operators asked: by the name that the Lease has for its holder."""
+    agent = f"prefixpool-operator/{__version__} ({identity})"
+    client = KubeClient(await load_configuration(), timeout_s=settings.api_timeout_s, user_agent=agent)
     stack.push_async_callback(client.close)
     return client
 
@@ -119,12 +122,12 @@ async def _before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
         await asyncio.wait({stopping, working})
 
 
-def _elector(settings: OperatorSettings, api: KubeClient) -> Elector:
+def _elector(settings: OperatorSettings, identity: str, api: KubeClient) -> Elector:
     return Elector(
         api,
         namespace=settings.namespace,
         name=settings.lease_name,
-        identity=f"{socket.gethostname()}_{secrets.token_hex(4)}",
+        identity=identity,
         terms=LeaseTerms(settings.lease_duration_s, settings.lease_renew_s, settings.lease_retry_s),
         clock=time.monotonic,
         now=lambda: datetime.now(UTC),
@@ -160,7 +163,7 @@ def _reconciler(
         now=time.time,
     )
     applier = Applier(api, leads=elector.leads, secret=lambda: secrets.token_urlsafe(_SECRET_BYTES), metrics=metrics)
-    return Reconciler(observer, plan, applier, EventPoster(api, now=time.time))
+    return Reconciler(observer, plan, applier, EventPoster(api, leads=elector.leads, now=time.time))
 
 
 def _controller(

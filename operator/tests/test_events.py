@@ -14,8 +14,8 @@ SIZED = Event(type=EventType.NORMAL, reason="Sized", message="3 replicas")
 async def test_the_same_event_is_counted_by_whichever_process_says_it() -> None:
     api = FakeKube()
     pool = api.put(kube.POOL, "p")
-    await EventPoster(api, now=lambda: 0).post(pool, [SIZED])
-    await EventPoster(api, now=lambda: 3600).post(pool, [SIZED])
+    await EventPoster(api, leads=lambda: True, now=lambda: 0).post(pool, [SIZED])
+    await EventPoster(api, leads=lambda: True, now=lambda: 3600).post(pool, [SIZED])
     (event,) = [obj for obj in api.objects.values() if obj["kind"] == "Event"]
     assert event["count"] == 2
     assert (event["firstTimestamp"], event["lastTimestamp"]) == ("1970-01-01T00:00:00Z", "1970-01-01T01:00:00Z")
@@ -24,7 +24,7 @@ async def test_the_same_event_is_counted_by_whichever_process_says_it() -> None:
 
 async def test_another_message_or_another_pool_of_that_name_is_another_event() -> None:
     api = FakeKube()
-    poster = EventPoster(api, now=lambda: 0)
+    poster = EventPoster(api, leads=lambda: True, now=lambda: 0)
     pool = api.put(kube.POOL, "p")
     await poster.post(pool, [SIZED, Event(type=EventType.NORMAL, reason="Sized", message="4 replicas")])
     del api.objects["InferencePool", "ns", "p"]
@@ -34,7 +34,7 @@ async def test_another_message_or_another_pool_of_that_name_is_another_event() -
 
 async def test_a_long_message_is_cut_to_what_the_api_takes() -> None:
     api = FakeKube()
-    await EventPoster(api, now=lambda: 0).post(
+    await EventPoster(api, leads=lambda: True, now=lambda: 0).post(
         api.put(kube.POOL, "p"), [Event(type=EventType.WARNING, reason="Refused", message="x" * 5000)]
     )
     (event,) = [obj for obj in api.objects.values() if obj["kind"] == "Event"]
@@ -45,5 +45,13 @@ async def test_an_event_that_cannot_be_posted_is_no_error() -> None:
     api = FakeKube()
     pool = api.put(kube.POOL, "p")
     api.fail = lambda verb, kind, name: ForbiddenError("no right")
-    await EventPoster(api, now=lambda: 0).post(pool, [SIZED])
+    await EventPoster(api, leads=lambda: True, now=lambda: 0).post(pool, [SIZED])
     assert api.writes[-1][:2] == ("create", "Event")
+
+
+async def test_a_process_that_leads_no_longer_says_nothing() -> None:
+    """A frozen leader once woke up and posted what it had been about to."""
+    api = FakeKube()
+    pool = api.put(kube.POOL, "p")
+    await EventPoster(api, leads=lambda: False, now=lambda: 0).post(pool, [SIZED])
+    assert [write for write in api.writes if write[1] == "Event"] == []

@@ -50,7 +50,7 @@ class Rig:
             now=lambda: 0,
         )
         applier = Applier(self.api, leads=lambda: True, secret=lambda: "s", metrics=OperatorMetrics(CollectorRegistry()))
-        self.reconciler = Reconciler(observer, self.plan, applier, EventPoster(self.api, now=lambda: 0))
+        self.reconciler = Reconciler(observer, self.plan, applier, EventPoster(self.api, leads=lambda: True, now=lambda: 0))
         self.api.calls.clear()
 
     def plan(self, observed: Observed) -> Plan:
