@@ -51,7 +51,8 @@ async def serve(settings: OperatorSettings, stop: asyncio.Event, *, abort: Calla
     async with AsyncExitStack() as stack:
         api = await _client(settings, identity, stack)
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        elector = _elector(settings, identity, await _client(settings, identity, stack))  # a Lease must not wait behind the work
+        own = await _client(settings, identity, stack)  # a Lease must not wait behind the work
+        elector = _elector(settings, identity, own)
         metrics.leader.set_function(lambda: float(elector.leads()))
         inventory = ClusterInventory(api, fresh_s=settings.resync_s / 2, clock=time.monotonic)
         changes = _changes(settings, api, inventory)
