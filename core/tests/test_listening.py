@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import socket
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from prefixpool.listening import available, bound, in_url, reachable
+
+REAL = socket.getaddrinfo
 
 
 def answers(host: str, port: int) -> bool:
@@ -19,12 +22,26 @@ def answers(host: str, port: int) -> bool:
         return False
 
 
+def one(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    (sock,) = bound(host, port, shared=shared)
+    return sock
+
+
+def resolving(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    """Every name stands for these."""
+
+    def fake(_host: str, *arguments: Any, **options: Any) -> list[Any]:
+        return [found for address in addresses for found in REAL(address, *arguments, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", fake)
+
+
 @pytest.mark.parametrize(
     ("host", "by_ipv4", "by_ipv6"),
-    [("::", True, True), ("0.0.0.0", True, False), ("127.0.0.1", True, False), ("::1", False, True)],
+    [("::", True, True), ("", True, True), ("0.0.0.0", True, False), ("127.0.0.1", True, False), ("::1", False, True)],
 )
 def test_pods_of_ipv6_first_clusters_were_not_reached_at_their_address(host: str, by_ipv4: bool, by_ipv6: bool) -> None:
-    with bound(host, 0) as sock:
+    with one(host, 0) as sock:
         sock.listen()
         port = sock.getsockname()[1]
         assert (answers("127.0.0.1", port), answers("::1", port)) == (by_ipv4, by_ipv6)
@@ -39,12 +56,70 @@ def test_where_the_kernel_has_no_ipv6_everything_is_ipv4(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(socket, "socket", Socket)
     assert (available("::"), available("::1"), available("0.0.0.0")) == ("0.0.0.0", "::1", "0.0.0.0")
-    with bound("::", 0) as sock:
+    with one("::", 0) as sock:
         assert sock.family == socket.AF_INET
 
 
+def test_a_name_with_several_addresses_was_heard_on_its_first_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolving(monkeypatch, "::1", "127.0.0.1", "127.0.0.1")
+    with ExitStack() as closing:
+        sockets = [closing.enter_context(sock) for sock in bound("localhost", 0)]
+        for sock in sockets:
+            sock.listen()
+        (port,) = {sock.getsockname()[1] for sock in sockets}
+        monkeypatch.undo()
+        assert len(sockets) == 2
+        assert answers("127.0.0.1", port)
+        assert answers("::1", port)
+
+
+def test_any_port_of_a_name_is_one_that_is_free_on_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel chose one that was free on the first."""
+    resolving(monkeypatch, "127.0.0.1", "::1")
+    refused = [True, True, False]
+
+    class Socket(socket.socket):
+        def bind(self, address: Any) -> None:
+            if self.family == socket.AF_INET6 and refused.pop(0):
+                raise OSError(errno.EADDRINUSE, "Address already in use")
+            super().bind(address)
+
+    monkeypatch.setattr(socket, "socket", Socket)
+    sockets = bound("localhost", 0)
+    assert refused == []
+    assert len({sock.getsockname()[1] for sock in sockets}) == 1
+    for sock in sockets:
+        sock.close()
+
+
+def test_an_address_that_this_machine_lacks_costs_a_name_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolving(monkeypatch, "2001:db8::1", "127.0.0.1")
+    with one("pool.example", 0) as sock:
+        assert sock.getsockname()[0] == "127.0.0.1"
+    resolving(monkeypatch, "2001:db8::1", "2001:db8::2")
+    with pytest.raises(OSError, match=r"pool\.example:0: Cannot assign requested address"):
+        bound("pool.example", 0)
+
+
+def test_one_taken_address_of_a_name_is_enough_to_refuse_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    with one("::1", 0) as taken:
+        taken.listen()
+        resolving(monkeypatch, "127.0.0.1", "::1")
+        with pytest.raises(OSError, match="Address already in use"):
+            bound("localhost", taken.getsockname()[1])
+
+
+def test_a_name_that_stands_for_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: Any, **__: Any) -> list[Any]:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(OSError, match=r"no\.such\.host\.invalid:1"):
+        bound("no.such.host.invalid", 1)
+
+
 def test_a_port_that_is_taken_is_named() -> None:
-    with bound("::1", 0) as sock:
+    with one("::1", 0) as sock:
         sock.listen()
         port = sock.getsockname()[1]
         with pytest.raises(OSError, match=rf"\[::1\]:{port}: Address already in use"):
@@ -52,7 +127,7 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 
 def test_processes_may_share_a_port() -> None:
-    with bound("::", 0, shared=True) as first, bound("::", first.getsockname()[1], shared=True) as second:
+    with one("::", 0, shared=True) as first, one("::", first.getsockname()[1], shared=True) as second:
         assert first.getsockname() == second.getsockname()
 
 

@@ -136,7 +136,7 @@ class EdgeUnderTest:
 
 
 @asynccontextmanager
-async def running_edge(replicas: int = 1, *, reuse_port: bool = False, **settings: Any) -> AsyncIterator[EdgeUnderTest]:
+async def running_edge(replicas: int = 1, *, shared: bool = False, **settings: Any) -> AsyncIterator[EdgeUnderTest]:
     """An edge with `replicas` scripted backends p-0, p-1, …; `settings` as of RouterSettings."""
     async with AsyncExitStack() as stack:
         backends = [await stack.enter_async_context(Backend()) for _ in range(replicas)]
@@ -144,7 +144,7 @@ async def running_edge(replicas: int = 1, *, reuse_port: bool = False, **setting
         chosen = RouterSettings(**{"port": 0, "files_interval_s": 0.02, **settings})
         registry = CollectorRegistry()
         edge = Edge(chosen, dispatcher, EdgeMetrics(registry), Credentials(chosen))
-        await edge.start(reuse_port=reuse_port)
+        await edge.start(shared=shared)
         stack.push_async_callback(edge.stop, 0.2)
         client = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
         under_test = EdgeUnderTest(edge, dispatcher, backends, client, registry)

@@ -159,7 +159,8 @@ async def _listen(stack: contextlib.AsyncExitStack, app: web.Application, settin
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    await web.SockSite(runner, bound(settings.host, settings.agent_port)).start()
+    for sock in bound(settings.host, settings.agent_port):
+        await web.SockSite(runner, sock).start()
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:

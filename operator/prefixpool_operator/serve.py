@@ -199,5 +199,6 @@ async def _listen(stack: AsyncExitStack, settings: OperatorSettings, app: web.Ap
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    await web.SockSite(runner, bound(settings.host, settings.port)).start()
+    for sock in bound(settings.host, settings.port):
+        await web.SockSite(runner, sock).start()
     _log.info("metrics and health", extra={"host": settings.host, "port": runner.addresses[0][1]})

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import socket
 import traceback
 from typing import Final
 
 from aiohttp import HttpVersion10, HttpVersion11, web
 
 from prefixpool.errors import Dialect, RequestError
+from prefixpool.listening import bound
 from prefixpool_router import headers
 from prefixpool_router.credentials import Credentials
 from prefixpool_router.dispatch_types import Dispatcher
@@ -53,7 +53,8 @@ class Edge:
         )
         # Whatever is a permitted body must fit when no other is there.
         self._bodies = BodyBudget(max(settings.max_buffered_bytes, settings.max_body_bytes))
-        self.port = 0  # of the listener, once started
+        self.port = 0  # of all listeners, once started
+        self._listeners: list[asyncio.Server] = []  # one for each address of the host
         # Looking up labelled metrics costs more than counting them.
         self._requests = functools.cache(metrics.requests.labels)
         self._answer_seconds = functools.cache(metrics.answer_seconds.labels)
@@ -64,8 +65,8 @@ class Edge:
         metrics.open_requests.set_function(lambda: self._open)
         metrics.body_bytes.set_function(lambda: self._bodies.held)
 
-    async def start(self, *, sock: socket.socket | None = None, reuse_port: bool = False) -> None:
-        """Listen, on the settings' address or on a socket that is bound already. Raises OSError."""
+    async def start(self, *, shared: bool = False) -> None:
+        """Listen. `shared`: other processes may have the port, too. Raises OSError."""
         loop = asyncio.get_running_loop()
         self._upstream = Upstream(connect_s=self._settings.connect_timeout_s)
         self._proxy = Proxy(self._dispatcher, self._upstream, self._metrics, self._settings)
@@ -73,15 +74,10 @@ class Edge:
         self._server = ClientServer(
             self.handle, idle_s=self._settings.idle_timeout_s, unread_s=self._settings.write_timeout_s
         )
-        where = {"sock": sock} if sock is not None else {"host": self._settings.host, "port": self._settings.port}
-        self._listener = await loop.create_server(
-            self._server,
-            **where,
-            ssl=self._tls.context if self._tls is not None else None,
-            backlog=_BACKLOG,
-            reuse_port=reuse_port or None,
-        )
-        self.port = int(self._listener.sockets[0].getsockname()[1])
+        tls = self._tls.context if self._tls is not None else None
+        for sock in bound(self._settings.host, self._settings.port, shared=shared):
+            self._listeners.append(await loop.create_server(self._server, sock=sock, ssl=tls, backlog=_BACKLOG))
+            self.port = int(sock.getsockname()[1])
         self._watcher = loop.create_task(self._watch_files(), name="edge files")
 
     @property
@@ -95,7 +91,8 @@ class Edge:
     async def stop(self, timeout_s: float) -> int:
         """Listen no more, wait for running answers, cut off the rest; how many were cut off."""
         self.begin_drain()
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         self._server.pre_shutdown()  # closes idle connections
         try:
             async with asyncio.timeout(timeout_s):

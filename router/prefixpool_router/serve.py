@@ -74,7 +74,7 @@ class Router:
         async with self._admin(), self._knowing() as fleet:
             if self.place.shared:
                 await self._ready()
-            await self.edge.start(sock=bound(settings.host, settings.port, shared=self.place.shared))
+            await self.edge.start(shared=self.place.shared)
             _log.info("serving", extra={"router": self.name, "port": self.edge.port, "admin_port": self.admin_port})
             try:
                 await self._until_stopped(fleet)
@@ -104,7 +104,8 @@ class Router:
             if self.place.admin_socket is not None:
                 await web.UnixSite(runner, str(self.place.admin_socket)).start()
             else:
-                await web.SockSite(runner, bound(self.settings.admin_host, self.settings.admin_port)).start()
+                for sock in bound(self.settings.admin_host, self.settings.admin_port):
+                    await web.SockSite(runner, sock).start()
                 self.admin_port = int(runner.addresses[0][1])
             yield
         finally:

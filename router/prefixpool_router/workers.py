@@ -150,8 +150,9 @@ def _private_directory() -> Iterator[Path]:
 @contextlib.contextmanager
 def _reserved_port(settings: RouterSettings) -> Iterator[int]:
     """The client port, bound but not listening: port 0 becomes one number for all, and a taken port is found out at once."""
-    with bound(settings.host, settings.port, shared=True) as reserved:
-        yield int(reserved.getsockname()[1])
+    with contextlib.ExitStack() as reserved:
+        sockets = [reserved.enter_context(sock) for sock in bound(settings.host, settings.port, shared=True)]
+        yield int(sockets[0].getsockname()[1])
 
 
 @contextlib.asynccontextmanager
@@ -159,7 +160,8 @@ async def _admin(settings: RouterSettings, view: WorkersView) -> AsyncIterator[i
     runner = web.AppRunner(admin_app(view), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        await web.SockSite(runner, bound(settings.admin_host, settings.admin_port)).start()
+        for sock in bound(settings.admin_host, settings.admin_port):
+            await web.SockSite(runner, sock).start()
         async with view:
             yield int(runner.addresses[0][1])
     finally:

@@ -102,7 +102,7 @@ async def test_streams_that_outlast_the_drain_are_cut_off_and_counted() -> None:
 
 
 async def test_several_edges_share_one_port() -> None:
-    async with running_edge(reuse_port=True) as one, running_edge(port=one.edge.port, reuse_port=True) as two:
+    async with running_edge(shared=True) as one, running_edge(port=one.edge.port, shared=True) as two:
         async with two.post("/v1/completions", {}) as response:
             assert response.status == 200
         assert one.edge.port == two.edge.port

@@ -106,7 +106,7 @@ class SimServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
-            await super().startup(sockets or [bound(self.config.host, self.config.port)])
+            await super().startup(sockets or bound(self.config.host, self.config.port))
         finally:
             self.ready.set()
 
