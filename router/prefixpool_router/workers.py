@@ -1,8 +1,8 @@
 """`--workers N`: N processes share the client port (SO_REUSEPORT); this parent starts them, restarts them, tells of them.
 
 Each worker is a whole router: own agent streams, own index. Nothing is shared, so nothing can be inconsistent, and one that
-dies takes only its own connections with it. The parent serves no client; it owns the admin port and merges what the workers
-tell it over unix sockets in a private directory.
+dies, or hangs and is killed, takes only its own connections with it. The parent serves no client; it owns the admin port and
+merges what the workers tell it over unix sockets in a private directory.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from aiohttp import web
 
+from prefixpool import private_directory
 from prefixpool.listening import bound
+from prefixpool.silence import Silence
 from prefixpool_router.admin import admin_app
 from prefixpool_router.drain import Draining
 from prefixpool_router.metrics import WorkersMetrics
@@ -35,6 +36,8 @@ _FIRST_PAUSE_S: Final = 0.2  # before a dead worker is started again; doubles
 _LONGEST_PAUSE_S: Final = 10.0
 _STEADY_S: Final = 30.0  # a worker that lived so long starts again with the first pause
 _KILL_AFTER_S: Final = 5.0  # beyond the drain's own deadlines
+_LOOK_S: Final = 5.0  # between two questions whether a worker is alive
+HUNG_S: Final = 60.0  # a worker that is silent for so long is killed: the kernel goes on giving it connections
 
 
 async def serve_with_workers(settings: RouterSettings) -> int:
@@ -128,7 +131,29 @@ class Workers:
         self._processes[worker] = process
         if self._draining.begun:
             process.terminate()
-        return await process.wait()
+        watch = asyncio.create_task(self._kill_if_hung(worker, process), name=f"watch of worker {worker}")
+        try:
+            return await process.wait()
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+
+    async def _kill_if_hung(self, worker: int, process: asyncio.subprocess.Process) -> None:
+        await until_hung(lambda: self.view.answers(worker))
+        _log.error("worker hangs, killing it", extra={"worker": worker, "silent_s": HUNG_S})
+        process.kill()
+
+
+async def until_hung(answers: Callable[[], Awaitable[bool]]) -> None:
+    """Returns when a worker has answered nothing for HUNG_S, from its start on."""
+    loop = asyncio.get_running_loop()
+    silence = Silence(loop.time(), allowed_s=HUNG_S)
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        if await answers():
+            silence.answered(loop.time())
+        elif silence.missed(loop.time()):
+            return
 
 
 def of_one_worker(settings: RouterSettings) -> RouterSettings:
@@ -140,11 +165,12 @@ def of_one_worker(settings: RouterSettings) -> RouterSettings:
 
 @contextlib.contextmanager
 def _private_directory() -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(prefix="prefixpool-router-"))  # mode 0700
+    directory = private_directory.make(tempfile.gettempdir(), "prefixpool-router-")
     try:
-        yield directory
+        yield directory.path
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        with contextlib.suppress(OSError):  # what cannot be removed stays; it is none of the clients' business
+            directory.remove()
 
 
 @contextlib.contextmanager

@@ -51,6 +51,10 @@ class WorkersView:
         for session in self._sessions.values():
             await session.close()
 
+    async def answers(self, worker: int) -> bool:
+        """Whether its event loop turns."""
+        return await self._ask_one(worker, names.PATH_HEALTHZ, None) is not None
+
     async def readiness(self) -> Readiness:
         """Once all have been ready, or had the time for it: ready if one is. One that starts again does not listen yet."""
         if self._draining.begun:

@@ -23,6 +23,7 @@ from prefixpool_router import main as command
 from prefixpool_router.drain import Draining, drain
 from prefixpool_router.serve import Router
 from prefixpool_router.settings import RouterSettings
+from prefixpool_router.workers import HUNG_S, until_hung
 from prefixpool_testing.fake_agent import FakeAgent
 from prefixpool_testing.fake_endpoint_slices import NAMESPACE, SERVICE, FakeEndpointSlices, listening, slices_of
 
@@ -312,11 +313,12 @@ def replicas_of(pool: Pool) -> list[str]:
 
 
 @asynccontextmanager
-async def command_running(*flags: str) -> AsyncIterator[Running]:
+async def command_running(*flags: str, **env: str) -> AsyncIterator[Running]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "prefixpool_router.main", "--port", "0", "--admin-port", "0", "--log-format", "json", *flags),
         stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **env},
     )
     assert process.stderr is not None
     try:
@@ -432,6 +434,32 @@ async def test_workers_do_not_outlive_a_killed_parent(pool: Pool, http: aiohttp.
         running.process.kill()
         await running.process.wait()
         await until(lambda: not any(alive(pid) for pid in pids))
+
+
+async def test_a_killed_parent_left_its_directory_behind(pool: Pool, http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    flags = (*replicas_of(pool), "--workers", "2")
+    async with command_running(*flags, TMPDIR=str(tmp_path)) as running:
+        (left,) = os.listdir(tmp_path)
+        running.process.kill()
+        await running.process.wait()
+    async with command_running(*flags, TMPDIR=str(tmp_path)) as running:
+        assert left not in os.listdir(tmp_path)
+        running.process.terminate()
+        await asyncio.wait_for(running.process.wait(), 15)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.looptime
+async def test_a_worker_that_hung_was_given_connections_for_ever() -> None:
+    loop = asyncio.get_running_loop()
+
+    async def answers() -> bool:
+        lives = loop.time() < 100
+        await asyncio.sleep(0 if lives else 2)
+        return lives
+
+    await until_hung(answers)
+    assert 100 + HUNG_S <= loop.time() < 120 + HUNG_S
 
 
 async def test_one_process_drains_on_sigterm(pool: Pool, http: aiohttp.ClientSession) -> None:
