@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 from collections.abc import Collection
 from pathlib import Path
@@ -19,32 +18,24 @@ import aiohttp
 import msgspec
 
 from prefixpool import names, wire
-from prefixpool.api.engine import EngineKind
-from prefixpool.listening import reachable
+from prefixpool.listing import listed
+from prefixpool.private_directory import PrivateDirectory
 from prefixpool_cli import engine_log, pool_files
 from prefixpool_cli.errors import PoolError
 from prefixpool_cli.pool_process import Process, kill_group
-from prefixpool_cli.pool_spec import MemberRow, PoolSpec, Ports, cores_of, gpu_env, members_json, router_argv, worker_argv
+from prefixpool_cli.pool_router import Router
+from prefixpool_cli.pool_share import PoolShare
+from prefixpool_cli.pool_spec import MemberRow, PoolSpec, gpu_env, members_json, router_argv, worker_argv
 from prefixpool_cli.pool_watch import Progress, Replica, Stage, Watcher, agent_info
 
 Part = Literal["engine", "agent", "supervisor", "router"]
 
-ROUTER_READY_S: Final = 20.0
+ROUTER_READY_S: Final = 120.0  # as long as it lives and answers; on a loaded machine imports alone take a while
 ROUTER_STOP_S: Final = 8.0
+HUNG_STOP_S: Final = 1.0  # for one that does not answer: it may yet hear SIGTERM
 WORKER_STOP_S: Final = 30.0  # the engine's own deadline (10 s), 5 s more until it is killed, the agent, and some air
 REMOVE_DRAIN_S: Final = 30.0
-
-
-class Router:
-    """One router program of a local pool."""
-
-    def __init__(self, name: str, host: str, ports: tuple[int, int], log: Path) -> None:
-        self.name = name
-        self.ports = ports
-        self.log = log
-        self.url = f"http://{reachable(host)}:{ports[0]}"
-        self.admin_url = f"http://127.0.0.1:{ports[1]}"
-        self.process: Process | None = None
+_TOLD: Final = 5  # replicas in one sentence
 
 
 class LocalPool:
@@ -55,7 +46,8 @@ class LocalPool:
         self.engine_key = ""
         self.replicas: dict[str, Replica] = {}
         self.routers: list[Router] = []
-        self._root: Path | None = None
+        self._directory: PrivateDirectory | None = None
+        self._share = PoolShare(spec)
         self._http: aiohttp.ClientSession | None = None
         self._rows: dict[str, MemberRow] = {}
         self._agents_told = spec.agents
@@ -73,9 +65,7 @@ class LocalPool:
     @property
     def root(self) -> Path:
         """The run directory. Raises PoolError before `start`."""
-        if self._root is None:
-            raise PoolError("the pool is not running")
-        return self._root
+        return self._open_directory.path
 
     @property
     def router_url(self) -> str:
@@ -87,37 +77,46 @@ class LocalPool:
         """Base URL of the first router's admin side."""
         return self.routers[0].admin_url
 
-    async def start(self, progress: Progress | None = None) -> None:
+    async def start(self, progress: Progress | None = None, *, router_timeout_s: float = ROUTER_READY_S) -> None:
         """All replicas at once, then the routers. Raises PoolError for the first part that fails; then, too, call `stop`."""
-        self._root = pool_files.make_run_root()
+        told = progress or _quiet
+        router_ports = self._share.router_ports()
+        self._directory = pool_files.make_run_root()
         self.engine_key = pool_files.make_engine_key(self._key_file)
         self._http = aiohttp.ClientSession()
-        ports = iter(pool_files.free_ports(2 * self.spec.replicas + 2 * self.spec.routers))
-        for _ in range(self.spec.replicas):
-            await self._start_worker(Ports(next(ports), next(ports)))
-        await self._until_all_ready(progress or _quiet)
+        for name in self._next_names(self.spec.replicas, told):
+            await self._start_worker(name)
+        await self._until_all_ready(told)
         self._write_members()
-        for number in range(self.spec.routers):
-            first = number == 0
-            client, admin = next(ports), next(ports)
-            chosen = ((first and self.spec.port) or client, (first and self.spec.admin_port) or admin)
-            self.routers.append(Router(f"router-{number}", self.spec.host, chosen, self.root / f"router-{number}.log"))
-            await self.start_router(number, progress=progress)
+        for number, ports in enumerate(router_ports):
+            name = f"router-{number}"
+            self.routers.append(Router(name, self.spec.host, ports, self.root / f"{name}.log"))
+            await self.start_router(number, progress=told, timeout_s=router_timeout_s)
 
     async def start_router(
         self, number: int = 0, *, policy: str = "", progress: Progress | None = None, timeout_s: float = ROUTER_READY_S
     ) -> None:
         """Start a router that is not running (its ports stay the same); returns when it is ready for clients.
 
-        Raises PoolError if it ends before that, or is not ready in time.
+        Raises PoolError if it ends or hangs before that, or is not ready in time.
         """
         router = self.routers[number]
         spec = msgspec.structs.replace(self.spec, policy=policy or self.spec.policy)
         argv = router_argv(spec, router.name, self._members_file, self._key_file, router.ports)
-        (progress or _quiet)(Stage(router.name, "starting", 0.0, 0.0))
+        told = progress or _quiet
+        told(Stage(router.name, "starting", 0.0, 0.0))
         router.process = await Process.start(router.name, argv, router.log, self.spec.env)
-        await self._until_router_ready(router, router.process, timeout_s)
-        (progress or _quiet)(Stage(router.name, "ready", 1.0, 0.0, ready=True))
+        await router.until_ready(self._client, told, timeout_s)
+
+    async def router_answers(self, number: int) -> bool:
+        """Whether a router's event loop turns."""
+        return await self.routers[number].answers(self._client)
+
+    async def end_router(self, number: int) -> None:
+        """One that hangs; nothing happens if it has ended."""
+        process = self.routers[number].process
+        if process is not None:
+            await process.stop(HUNG_STOP_S)
 
     async def restart_router(
         self, number: int = 0, *, policy: str = "", agents: bool = True, only: Collection[str] = ()
@@ -133,8 +132,8 @@ class LocalPool:
 
     async def add(self, progress: Progress | None = None) -> str:
         """One more replica; routers are told once it is ready. Returns its name."""
-        engine, agent = pool_files.free_ports(2)
-        replica = await self._start_worker(Ports(engine, agent))
+        (name,) = self._next_names(1, progress or _quiet)
+        replica = await self._start_worker(name)
         await self._until_ready(replica, progress or _quiet)
         self._write_members()
         return replica.name
@@ -154,6 +153,7 @@ class LocalPool:
                 raise PoolError(f"{name}: drain answered {answer.status}")
             await answer.read()
         await self._stop_worker(replica)
+        self._share.release(name)
         del self.replicas[name], self._rows[name]
         self._write_members()
 
@@ -187,11 +187,20 @@ class LocalPool:
         if self._http is not None:
             await self._http.close()
             self._http = None
-        if self._root is not None:
-            if self.spec.keep_logs:
-                pool_files.keep_logs(self._root, Path(self.spec.keep_logs))
-            shutil.rmtree(self._root)
-            self._root = None
+        self._share.close()
+        directory, self._directory = self._directory, None
+        if directory is not None:
+            try:
+                if self.spec.keep_logs:
+                    pool_files.keep_logs(directory.path, Path(self.spec.keep_logs))
+            finally:
+                directory.remove()
+
+    @property
+    def _open_directory(self) -> PrivateDirectory:
+        if self._directory is None:
+            raise PoolError("the pool is not running")
+        return self._directory
 
     @property
     def _key_file(self) -> Path:
@@ -207,17 +216,24 @@ class LocalPool:
             raise PoolError("the pool is not running")
         return self._http
 
-    async def _start_worker(self, ports: Ports) -> Replica:
-        ordinal, self._next = self._next, self._next + 1
-        name = f"{self.spec.name}-{ordinal}"
+    def _next_names(self, count: int, progress: Progress) -> list[str]:
+        """Of so many replicas to start, their cores chosen. Says so if some must share theirs."""
+        first, self._next = self._next, self._next + count
+        replicas = [f"{self.spec.name}-{ordinal}" for ordinal in range(first, self._next)]
+        crowded = self._share.bind_cores(replicas, sorted(os.sched_getaffinity(0)))
+        if crowded:
+            words = f"more engines than cores: {listed(crowded, _TOLD)} must share with others, and will be slow"
+            progress(Stage("cores", words, 1.0, 0.0, ready=True))
+        return replicas
+
+    async def _start_worker(self, name: str) -> Replica:
+        ordinal = int(name.rpartition("-")[2])
         run_dir = self.root / f"r{ordinal}"
         run_dir.mkdir(mode=0o700)
-        cores = ""
-        if self.spec.engine is EngineKind.VLLM:
-            cores = cores_of(ordinal, max(self.spec.replicas, 1), sorted(os.sched_getaffinity(0)))
-        argv = worker_argv(self.spec, name, run_dir, self._key_file, ports, cores)
+        ports = self._share.ports(name)
+        argv = worker_argv(self.spec, name, run_dir, self._key_file, ports, self._share.cores(name))
         env = {**gpu_env(self.spec, ordinal), **self.spec.env}
-        process = await Process.start(name, argv, run_dir / "worker.log", env)
+        process = await Process.start(name, argv, run_dir / "worker.log", env, keeping=(self._open_directory.lock,))
         replica = Replica(name, run_dir, f"http://127.0.0.1:{ports.engine}", f"http://127.0.0.1:{ports.agent}", process)
         self.replicas[name] = replica
         return replica
@@ -234,23 +250,6 @@ class LocalPool:
         watcher = Watcher(replica, self.engine_key, engine_log.stage)
         await watcher.until_ready(self._client, progress, self.spec.startup_timeout_s)
         self._rows[replica.name] = MemberRow(replica.name, replica.engine_url, replica.agent_url)
-
-    async def _until_router_ready(self, router: Router, process: Process, timeout_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        while not await self._answers(router.admin_url + names.PATH_READYZ):
-            if process.returncode is not None:
-                raise PoolError(f"{router.name} ended with code {process.returncode}", pool_files.tail(router.log))
-            if loop.time() > deadline:
-                raise PoolError(f"{router.name} is not ready after {timeout_s:.0f} s", pool_files.tail(router.log))
-            await asyncio.sleep(0.05)
-
-    async def _answers(self, url: str) -> bool:
-        try:
-            async with self._client.get(url, timeout=aiohttp.ClientTimeout(total=2)) as answer:
-                return answer.status == 200
-        except (aiohttp.ClientError, TimeoutError):
-            return False
 
     async def _stop_worker(self, replica: Replica) -> None:
         if await replica.process.stop(WORKER_STOP_S):

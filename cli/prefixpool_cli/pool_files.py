@@ -1,39 +1,33 @@
-"""Files and ports of a local pool: a private run directory with a short path, the engine key, free ports."""
+"""Files of a local pool: a private run directory with a short path, the engine key, logs."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import shutil
-import socket
 import tempfile
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
-from random import Random
 from typing import Final
 
-from prefixpool import names
-from prefixpool.listening import available
+from prefixpool import names, private_directory
+from prefixpool.private_directory import PrivateDirectory
 from prefixpool_cli.errors import PoolError
 
-FIRST_PORT: Final = 20_000
-FEWEST_PORTS: Final = 1_000
-EPHEMERAL: Final = 32_768  # where Linux begins to give ports away, unless told otherwise
 SOCKET_PATH_BYTES: Final = 107  # sun_path of Linux, without its final zero
 _VLLM_NAME_BYTES: Final = 36  # vLLM names its own sockets there by UUIDs
 _LONGEST_NAME: Final = max(len(names.RUN_SUPERVISOR_SOCK), len(names.RUN_KV_REPLAY), _VLLM_NAME_BYTES)
 
 
-def make_run_root(parents: Sequence[str] = ()) -> Path:
-    """A new directory (0700) under the first parent that is short enough for the sockets below it.
+def make_run_root(parents: Sequence[str] = ()) -> PrivateDirectory:
+    """A new directory under the first parent that is short enough for the sockets below it.
 
-    Raises PoolError if none is.
+    Those that killed pools have left there go. Raises PoolError if none is short enough.
     """
     tried = []
     for parent in parents or (tempfile.gettempdir(), "/tmp"):
         if len(os.fsencode(parent)) + len("/pp-12345678/r999/") + _LONGEST_NAME <= SOCKET_PATH_BYTES:
-            return Path(tempfile.mkdtemp(prefix="pp-", dir=parent))  # mkdtemp makes it 0700
+            return private_directory.make(parent, "pp-")
         tried.append(parent)
     raise PoolError(
         f"the directory for sockets would have too long a path: {', '.join(tried)}",
@@ -55,42 +49,6 @@ def make_engine_key(path: Path) -> str:
     key = secrets.token_urlsafe(32)
     write_private(path, key.encode() + b"\n")
     return key
-
-
-def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Different ports that were free at one moment, below those that the kernel gives to whoever asks for any.
-
-    So nobody's outgoing connection takes one before its program listens, or while that program is started again.
-    """
-    ports = list(_port_range())
-    Random().shuffle(ports)  # not seeded: two pools that start at once choose different ones
-    return list(islice((port for port in ports if port_is_free(host, port)), count))
-
-
-def _port_range(setting: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> range:
-    try:
-        ephemeral = int(setting.read_text().split()[0])
-    except OSError:
-        ephemeral = EPHEMERAL
-    first = ephemeral if ephemeral >= FIRST_PORT + FEWEST_PORTS else EPHEMERAL
-    return range(FIRST_PORT, first)
-
-
-def port_is_free(host: str, port: int) -> bool:
-    """Whether a listener could have the port now."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(available(host), port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError:
-        return False
-    return True
-
-
-def is_local(host: str) -> bool:
-    """Whether a listener could have this address, or the address that this name stands for."""
-    return port_is_free(host, 0)
 
 
 def tail(path: Path, lines: int = 15, limit: int = 32_768) -> str:

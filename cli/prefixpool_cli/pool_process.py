@@ -21,8 +21,10 @@ class Process:
         self._child = child
 
     @classmethod
-    async def start(cls, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> Process:
-        """Raises PoolError if it cannot even be executed."""
+    async def start(
+        cls, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str], *, keeping: Sequence[int] = ()
+    ) -> Process:
+        """`keeping`: open files that stay open in it. Raises PoolError if it cannot even be executed."""
         # Should we be killed outright, the kernel ends the child, too (its own children are its business).
         setpriv = shutil.which("setpriv")
         guarded = [setpriv, "--pdeathsig", "TERM", "--", *argv] if setpriv else list(argv)
@@ -35,6 +37,7 @@ class Process:
                     stderr=output,
                     env={**os.environ, **env},
                     start_new_session=True,
+                    pass_fds=keeping,
                 )
             except OSError as error:
                 raise PoolError(f"{name} could not be started: {error}") from error

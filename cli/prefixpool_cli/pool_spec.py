@@ -122,17 +122,6 @@ def members_json(rows: Sequence[MemberRow], *, agents: bool) -> bytes:
     )
 
 
-def cores_of(ordinal: int, replicas: int, available: Sequence[int]) -> str:
-    """A fair share of the cores as `0-1,4`; replicas beyond the number of cores share them."""
-    if not available:
-        return ""
-    if replicas >= len(available):
-        return str(available[ordinal % len(available)])
-    share = len(available) // replicas
-    first = (ordinal % replicas) * share
-    return ",".join(str(core) for core in available[first : first + share])
-
-
 def gpu_env(spec: PoolSpec, ordinal: int) -> dict[str, str]:
     """Environment that gives a replica its own accelerator; empty on CPUs."""
     return {"CUDA_VISIBLE_DEVICES": spec.gpus[ordinal % len(spec.gpus)]} if spec.gpus else {}

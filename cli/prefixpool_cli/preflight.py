@@ -14,7 +14,7 @@ from typing import Final
 from prefixpool import policy
 from prefixpool.api.engine import EngineKind
 from prefixpool_agent.settings import Device
-from prefixpool_cli import pool_files
+from prefixpool_cli import ports
 from prefixpool_cli.errors import CliError
 from prefixpool_cli.pool_spec import PoolSpec
 
@@ -41,12 +41,12 @@ def check(spec: PoolSpec) -> None:
 
 def check_ports(spec: PoolSpec) -> None:
     """Raises CliError for an address that is not this machine's, or a port that the router could not have."""
-    if not pool_files.is_local(spec.host):
+    if not ports.is_local(spec.host):
         raise CliError(f"{spec.host!r} is no address of this machine", "give one with --host; :: stands for all of them")
     if spec.port and spec.port == spec.admin_port:
         raise CliError(f"port {spec.port} cannot be both --port and --admin-port", "0 stands for any free one")
     for name, port in (("--port", spec.port), ("--admin-port", spec.admin_port)):
-        if port and not pool_files.port_is_free(spec.host if name == "--port" else "127.0.0.1", port):
+        if port and not ports.port_is_free(spec.host if name == "--port" else "127.0.0.1", port):
             raise CliError(f"port {port} is taken", f"choose another with {name}, or 0 for any free one")
 
 

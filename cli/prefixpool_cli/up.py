@@ -17,9 +17,9 @@ from prefixpool_cli.errors import PoolError
 from prefixpool_cli.local_pool import LocalPool
 from prefixpool_cli.pool_spec import PoolSpec
 from prefixpool_cli.pool_watch import Replica
+from prefixpool_cli.router_keeper import RouterKeeper
 
 WATCH_S = 1.0
-LONGEST_PAUSE_S = 30.0  # between two starts of a router that does not come up
 
 
 async def up(spec: PoolSpec, console: Console) -> bool:
@@ -29,7 +29,7 @@ async def up(spec: PoolSpec, console: Console) -> bool:
     preflight.check(spec)
     async with LocalPool(spec) as pool:
         with PoolDisplay(console) as display:
-            await pool.start(display)
+            await pool.start(display, router_timeout_s=inf)  # its replicas may be slow; Ctrl-C is at hand
         console.print(_welcome(pool), highlight=False, soft_wrap=True)
         try:
             await Watch(pool, console).run()
@@ -61,16 +61,21 @@ class Watch:
         self._console = console
         self._told: dict[str, str] = {}
         self._ended: set[str] = set()
+        self._keepers = [RouterKeeper(pool, number, self._say) for number in range(len(pool.routers))]
 
     async def run(self) -> None:
-        """Until cancelled. Raises PoolError when no replica is left."""
+        """Until cancelled. Raises PoolError when no replica or no router is left."""
         try:
             async with asyncio.TaskGroup() as group:
-                for number in range(len(self._pool.routers)):  # each by itself: one may take long to be ready
-                    group.create_task(self._keep(number))
+                group.create_task(self._keep_routers())
                 await self._look_at_replicas()
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from errors
+
+    async def _keep_routers(self) -> None:
+        """Each by itself: one may take long to be ready."""
+        last = await asyncio.gather(*(keeper.run() for keeper in self._keepers))
+        raise PoolError(f"no router is left: {last[-1].message}", last[-1].hint)
 
     async def _look_at_replicas(self) -> None:
         while True:
@@ -97,24 +102,6 @@ class Watch:
             self._told[name] = words
             reason = state.engine.reason if state else ""
             self._say(f"{name}: engine {words}{': ' + reason if reason else ''}")
-
-    async def _keep(self, number: int) -> None:
-        """A router that dies is started again on the same port, because clients know it."""
-        router, pause_s = self._pool.routers[number], 0.0
-        while True:
-            await asyncio.sleep(WATCH_S)
-            if router.process is None or router.process.returncode is None:
-                continue
-            self._say(f"{router.name} ended with code {router.process.returncode}; starting it again")
-            await asyncio.sleep(pause_s)
-            try:
-                await self._pool.start_router(number, timeout_s=inf)  # it may have to wait for an engine
-            except PoolError as error:
-                self._say(f"{error}; going on")
-                pause_s = min(max(WATCH_S, 2 * pause_s), LONGEST_PAUSE_S)
-            else:
-                self._say(f"{router.name} is ready again")
-                pause_s = 0.0
 
     def _say(self, words: str) -> None:
         self._console.print(words, highlight=False)

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import aiohttp
 import msgspec
@@ -17,7 +18,7 @@ import pytest_asyncio
 from rich.console import Console
 
 from prefixpool.api.engine import EngineKind
-from prefixpool_cli import doctor
+from prefixpool_cli import doctor, pool_files
 from prefixpool_cli.errors import PoolError
 from prefixpool_cli.local_pool import LocalPool
 from prefixpool_cli.pool_spec import PoolSpec
@@ -151,7 +152,7 @@ async def test_an_engine_that_cannot_start_ends_the_start_with_its_own_words(tmp
     assert "r0-engine.log" in os.listdir(tmp_path)
 
 
-UP = (sys.executable, "-m", "prefixpool_cli.main", "up", "--engine", "sim", "--port", "0", "--admin-port", "0")
+UP = (sys.executable, "-m", "prefixpool_cli", "up", "--engine", "sim", "--port", "0", "--admin-port", "0")
 
 
 async def up_command(folder: Path, *, replicas: int) -> asyncio.subprocess.Process:
@@ -224,14 +225,44 @@ async def doctor_tells(admin: str, words: str) -> bool:
 
 
 async def test_up_whose_reader_went_away_printed_a_traceback(tmp_path: Path) -> None:
-    script = f"{shlex.join(UP)} 2> {tmp_path}/errors | head -1"
+    script = f"({shlex.join(UP)}; echo $? > {tmp_path}/status) 2> {tmp_path}/errors | head -1"
     env = {**os.environ, "TMPDIR": str(tmp_path), "PREFIXPOOL_TEST_MARK": str(tmp_path)}
     shell = await asyncio.create_subprocess_shell(script, stdout=asyncio.subprocess.PIPE, env=env, start_new_session=True)
     status, told = await ended(shell)
     assert (status, told.count("\n")) == (0, 1)
     assert (tmp_path / "errors").read_text() == ""
-    assert os.listdir(tmp_path) == ["errors"]
+    assert (tmp_path / "status").read_text() == "1\n"
+    assert sorted(os.listdir(tmp_path)) == ["errors", "status"]
     assert not marked(str(tmp_path))
+
+
+async def test_up_on_a_full_disk_printed_a_traceback(tmp_path: Path) -> None:
+    env = {**os.environ, "TMPDIR": str(tmp_path), "PREFIXPOOL_TEST_MARK": str(tmp_path)}
+    with open("/dev/full", "w") as full:  # noqa: ASYNC230  # a device
+        up = await asyncio.create_subprocess_exec(*UP, stdout=full, stderr=asyncio.subprocess.PIPE, env=env)
+    async with asyncio.timeout(40):
+        _, errors = await up.communicate()
+    assert errors == b"error: standard output cannot be written: No space left on device\n"
+    assert up.returncode == 1
+    assert os.listdir(tmp_path) == []
+    assert not marked(str(tmp_path))
+
+
+async def test_a_killed_up_left_its_run_directory_with_its_key_behind() -> None:
+    with TemporaryDirectory(prefix="pp") as folder:  # short, for sockets
+        up = await up_command(Path(folder), replicas=1)
+        await told_until(up, "Ctrl-C stops everything")
+        (left,) = os.listdir(folder)
+        up.send_signal(signal.SIGKILL)
+        await up.wait()
+
+        async def gone() -> bool:
+            return not marked(folder)
+
+        await until(gone)
+        next_one = pool_files.make_run_root([folder])
+        assert os.listdir(folder) == [next_one.path.name] != [left]
+        next_one.remove()
 
 
 def running(mark: str, module: str) -> dict[int, str]:

@@ -15,10 +15,10 @@ from prefixpool.api.engine import EngineKind
 from prefixpool.errors import SettingsError
 from prefixpool.wire import Download
 from prefixpool_agent.settings import Device
-from prefixpool_cli import pool_files, preflight
+from prefixpool_cli import pool_files, ports, preflight
 from prefixpool_cli.errors import CliError, PoolError
 from prefixpool_cli.pool_process import Process
-from prefixpool_cli.pool_spec import MemberRow, PoolSpec, Ports, cores_of, gpu_env, members_json, router_argv, worker_argv
+from prefixpool_cli.pool_spec import MemberRow, PoolSpec, Ports, gpu_env, members_json, router_argv, worker_argv
 from prefixpool_cli.pool_watch import download_words
 
 SPEC = PoolSpec(model="/models/tiny", engine=EngineKind.SIM, policy="chwbl", device_blocks=9, dev_mode=True)
@@ -60,22 +60,11 @@ def test_a_download_is_told_by_how_far_it_is_or_by_what_stops_it() -> None:
     assert download_words(msgspec.structs.replace(download, problem="no space is left")) == "no space is left"
 
 
-@pytest.mark.parametrize(
-    ("ordinal", "replicas", "available", "cores"),
-    [(0, 2, [0, 1], "0"), (1, 2, [0, 1], "1"), (0, 2, [0, 1, 2, 3, 4], "0,1"), (1, 2, [0, 1, 2, 3, 4], "2,3"),
-     (2, 3, [4, 7], "4"), (0, 1, [0, 1], "0,1"), (0, 1, [], "")],
-)  # fmt: skip
-def test_cores_are_shared_fairly(ordinal: int, replicas: int, available: list[int], cores: str) -> None:
-    assert cores_of(ordinal, replicas, available) == cores
-
-
-def test_the_run_directory_is_private_and_short(tmp_path: Path) -> None:
-    root = pool_files.make_run_root(["/tmp"])
-    try:
-        assert stat.S_IMODE(root.stat().st_mode) == 0o700
-        assert len(os.fsencode(root / "r99" / "supervisor.sock")) < 107
-    finally:
-        root.rmdir()
+def test_the_run_directory_is_private_and_short() -> None:
+    made = pool_files.make_run_root(["/tmp"])
+    assert stat.S_IMODE(made.path.stat().st_mode) == 0o700
+    assert len(os.fsencode(made.path / "r99" / "supervisor.sock")) < 107
+    made.remove()
     with pytest.raises(PoolError, match="too long a path"):
         pool_files.make_run_root(["/" + "x" * 100])
 
@@ -85,18 +74,6 @@ def test_the_engine_key_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     assert (tmp_path / "engine.key").read_text() == key + "\n"
     assert stat.S_IMODE((tmp_path / "engine.key").stat().st_mode) == 0o600
     assert len(key) >= 32
-
-
-def test_a_router_could_not_start_again_because_an_outgoing_connection_had_its_port() -> None:
-    ports = pool_files.free_ports(20)
-    assert len(set(ports)) == 20
-    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    assert all(port < first_ephemeral for port in ports)
-
-
-def test_taken_ports_are_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_files, "port_is_free", lambda _, port: port % 100 == 7)
-    assert {port % 100 for port in pool_files.free_ports(5)} == {7}
 
 
 def test_tail_shows_the_end_of_a_log(tmp_path: Path) -> None:
@@ -151,14 +128,14 @@ def test_engines_were_loaded_before_the_router_refused_its_arguments(change: dic
 
 
 def test_a_free_port_of_an_ipv6_address_was_told_to_be_taken() -> None:
-    if not socket.has_ipv6 or not pool_files.is_local("::1"):
+    if not socket.has_ipv6 or not ports.is_local("::1"):
         pytest.skip("no IPv6 here")
     with socket.socket(socket.AF_INET6) as taken:
         taken.bind(("::1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert not pool_files.port_is_free("::1", port)
-    assert pool_files.port_is_free("::1", port)
+        assert not ports.port_is_free("::1", port)
+    assert ports.port_is_free("::1", port)
 
 
 @pytest.mark.parametrize(

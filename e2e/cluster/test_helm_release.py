@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from prefixpool_cli.pool_files import free_ports
+from prefixpool_cli.ports import claimed_ports
 from prefixpool_testing import chart
 from prefixpool_testing.cluster import images
 from prefixpool_testing.cluster.node import Node
@@ -94,7 +94,8 @@ async def test_a_release_from_install_to_install_again(bare: Node, place: PoolPl
     began = time.monotonic()
     await shell.run(install_it)
     await shell.run(apply_it)
-    answer = await shell.run(ask_it.replace("8000", str(free_ports(1)[0])))
+    with claimed_ports(1) as (port,):
+        answer = await shell.run(ask_it.replace("8000", str(port)))
     print(f"\nfrom `helm install` to the first answer: {time.monotonic() - began:.0f} s")
     assert '"choices"' in answer
     assert "Succeeded" in await shell.helm("test")

@@ -18,7 +18,9 @@ import msgspec
 import pytest
 
 from prefixpool.wire import Info, Mode, State
-from prefixpool_cli.pool_files import free_ports, tail
+from prefixpool_cli.claims import Claims
+from prefixpool_cli.pool_files import tail
+from prefixpool_cli.ports import claim_ports
 from prefixpool_testing.fake_hub import FakeHub
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(2400)]
@@ -38,7 +40,8 @@ class Worker:
     def __init__(self, run_dir: Path, number: int) -> None:
         self.run_dir = run_dir
         self.name = f"smol-{number}"
-        self.engine_port, self.agent_port = free_ports(2)
+        self._claims = Claims()
+        self.engine_port, self.agent_port = claim_ports(self._claims, 2)
         (run_dir / "key").write_text(KEY)
         self.process: subprocess.Popen[bytes] | None = None
 

@@ -23,7 +23,8 @@ import zmq
 from prefixpool import names, note
 from prefixpool_agent import shm, worker
 from prefixpool_agent.supervisor.plan import Plan
-from prefixpool_cli.pool_files import free_ports
+from prefixpool_cli.claims import Claims
+from prefixpool_cli.ports import claim_ports
 
 KEY: Final = "engine-key-of-the-tests"
 # Small, so that eviction and the bound are easy to reach; `dev_mode` for /reset_prefix_cache.
@@ -149,7 +150,8 @@ class EngineWorker:
 
     def __init__(self, run_dir: Path, model: str, *options: str) -> None:
         self.run_dir = run_dir
-        self.port, agent_port = free_ports(2)
+        self._claims = Claims()  # for as long as this lives: it may be started again
+        self.port, agent_port = claim_ports(self._claims, 2)
         key = run_dir / "key"
         key.write_text(KEY + "\n")
         flags = ["--replica", "test-0", "--run-dir", str(run_dir), "--model", model, "--engine-key-file", str(key)]

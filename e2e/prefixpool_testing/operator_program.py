@@ -16,7 +16,8 @@ from kubernetes.aio.client import Configuration
 from prometheus_client.parser import text_string_to_metric_families
 
 from prefixpool.api import crd
-from prefixpool_cli.pool_files import free_ports
+from prefixpool_cli.claims import Claims
+from prefixpool_cli.ports import claim_ports
 from prefixpool_operator import kube
 from prefixpool_operator.identity import L_COMPONENT, L_POOL
 from prefixpool_operator.kube_client import KubeClient
@@ -69,7 +70,8 @@ class OperatorProgram:
         self.name = name
         self._flags = flags
         self._kubeconfig = kubeconfig or api.kubeconfig_of(account, NAMESPACE)
-        (self._port,) = free_ports(1)
+        self._claims = Claims()
+        (self._port,) = claim_ports(self._claims, 1)
 
     def start(self) -> None:
         """Returns before it leads."""

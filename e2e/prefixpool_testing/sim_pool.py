@@ -32,6 +32,7 @@ from prefixpool_cli.errors import PoolError
 from prefixpool_cli.local_pool import LocalPool
 from prefixpool_cli.pool_process import Process
 from prefixpool_cli.pool_spec import PoolSpec
+from prefixpool_cli.ports import claimed_ports
 from prefixpool_router.auth import scope_salt
 from prefixpool_router.explain import Explanation
 from prefixpool_router.state import ReplicaReport, RouterReport
@@ -227,25 +228,29 @@ async def running(spec: PoolSpec, folder: Path) -> AsyncIterator[SimPool]:
 @asynccontextmanager
 async def lone_engine(folder: Path, blocks: int) -> AsyncIterator[str]:
     """A sim that is in no pool, without a gate; its URL."""
-    (port,) = pool_files.free_ports(1)
-    flags = {"model": MODEL, "port": port, "num-gpu-blocks-override": blocks, "time-scale": 0}
-    argv = [sys.executable, "-m", "prefixpool_agent.sim.main", *(f"--{name}={value}" for name, value in flags.items())]
-    process = await Process.start("engine alone", argv, folder / "engine.log", {})
-    url = f"http://127.0.0.1:{port}"
-    try:
-        async with aiohttp.ClientSession() as http:
+    with claimed_ports(1) as (port,):
+        flags = {"model": MODEL, "port": port, "num-gpu-blocks-override": blocks, "time-scale": 0}
+        argv = [sys.executable, "-m", "prefixpool_agent.sim.main", *(f"--{name}={value}" for name, value in flags.items())]
+        process = await Process.start("engine alone", argv, folder / "engine.log", {})
+        url = f"http://127.0.0.1:{port}"
+        try:
+            await _until_healthy(process, url)
+            yield url
+        finally:
+            await process.stop(5)
 
-            async def answers() -> bool:
-                assert process.returncode is None, pool_files.tail(process.log)
-                with suppress(aiohttp.ClientConnectionError):
-                    async with http.get(f"{url}/health") as answer:
-                        return answer.status == 200
-                return False
 
-            await eventually(answers, what="the engine alone answers")
-        yield url
-    finally:
-        await process.stop(5)
+async def _until_healthy(process: Process, url: str) -> None:
+    async with aiohttp.ClientSession() as http:
+
+        async def answers() -> bool:
+            assert process.returncode is None, pool_files.tail(process.log)
+            with suppress(aiohttp.ClientConnectionError):
+                async with http.get(f"{url}/health") as answer:
+                    return answer.status == 200
+            return False
+
+        await eventually(answers, what="the engine alone answers")
 
 
 def samples(text: str) -> list[Sample]:

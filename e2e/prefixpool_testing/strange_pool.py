@@ -22,6 +22,7 @@ from prefixpool_agent import worker
 from prefixpool_agent.supervisor.plan import Plan
 from prefixpool_cli import pool_files
 from prefixpool_cli.pool_process import Process
+from prefixpool_cli.ports import claimed_ports
 from prefixpool_router.explain import Explanation
 from prefixpool_router.serve import Router
 from prefixpool_router.settings import RouterSettings
@@ -92,10 +93,9 @@ class StrangePool:
 @asynccontextmanager
 async def strange_pool(habit: str, *engine_flags: str, blocks: int = 400) -> AsyncIterator[StrangePool]:
     """`habit`: of strange_sim.py."""
-    with TemporaryDirectory(prefix="pp") as folder:  # short, for sockets
+    with TemporaryDirectory(prefix="pp") as folder, claimed_ports(2) as ports:  # short, for sockets
         root = Path(folder)
         key = pool_files.make_engine_key(root / "key")
-        ports = pool_files.free_ports(2)
         engine, agent = (f"http://127.0.0.1:{port}" for port in ports)
         plan = _plan(root, ports, habit, blocks, engine_flags)
         process = await Process.start(habit, _supervisor(plan), root / "worker.log", {})

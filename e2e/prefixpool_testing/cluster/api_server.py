@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from prefixpool_cli.pool_files import free_ports
+from prefixpool_cli.ports import claimed_ports
 from prefixpool_testing.cluster import audit, debian, folders
 from prefixpool_testing.cluster.kubectl import Kubectl
 from prefixpool_testing.cluster.pki import Pki
@@ -182,10 +182,10 @@ class ApiServer(Kubectl):
 def api_server() -> Iterator[ApiServer]:
     """On free loopback ports, ready. No root is needed."""
     debian.installed("openssl", "setpriv")
-    with folders.temporary("prefixpool-api") as folder:
+    with folders.temporary("prefixpool-api") as folder, claimed_ports(3) as ports:
         programs = Programs(folder / "logs")
         try:
-            api = ApiServer(folder, Place(_LOOPBACK, *free_ports(3)), programs)
+            api = ApiServer(folder, Place(_LOOPBACK, *ports), programs)
             api.bring_up({})
             yield api
         finally:
