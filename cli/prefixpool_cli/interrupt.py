@@ -17,7 +17,11 @@ class CutShortError(Exception):
 
 def run(main: Coroutine[Any, Any, bool], console: Console) -> bool:
     """The command's result. Raises CutShortError. Further signals while it cleans up are acknowledged, not obeyed."""
-    return asyncio.run(_guarded(main, console))
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        return asyncio.run(_guarded(main, console))
+    finally:
+        signal.signal(signal.SIGINT, before)  # the loop puts Python's own there, which would show a traceback
 
 
 async def _guarded(main: Coroutine[Any, Any, bool], console: Console) -> bool:

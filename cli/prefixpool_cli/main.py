@@ -23,13 +23,14 @@ from prefixpool_cli import explain as explain_command
 from prefixpool_cli import interrupt, preflight
 from prefixpool_cli import plan as plan_command
 from prefixpool_cli import up as up_command
+from prefixpool_cli.__main__ import INTERRUPTED
+from prefixpool_cli.console import PipeConsole, written_output
 from prefixpool_cli.console import console as standard_output
 from prefixpool_cli.demo import command as demo_command
 from prefixpool_cli.demo.spill import command as spill_command
 from prefixpool_cli.errors import CliError
 from prefixpool_cli.pool_spec import PoolSpec
 
-INTERRUPTED: Final = 130
 MOST_GIB: Final = 1 << 30  # an EiB: more is a slip of the finger, or not a number
 
 app = typer.Typer(
@@ -260,13 +261,13 @@ def _reported(console: Console) -> Iterator[None]:
         raise typer.Exit(1) from error
 
 
-def _run(command: Coroutine[Any, Any, bool], console: Console) -> None:
-    """Runs a command to its end. Exit code 1 if it returns False or fails, 130 if it was interrupted."""
+def _run(command: Coroutine[Any, Any, bool], console: PipeConsole) -> None:
+    """Runs a command to its end. Exit code 1 if it returns False or fails, or nobody reads it; 130 if it was interrupted."""
     with _reported(console):
         try:
             good = interrupt.run(command, console)
         except interrupt.CutShortError:
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(1 if console.reader_left else INTERRUPTED) from None
     if not good:
         raise typer.Exit(1)
 
@@ -278,8 +279,9 @@ def _folder(model: str) -> str:
 
 
 def main() -> None:
-    """Entry point."""
-    app()
+    """Raises SystemExit."""
+    with written_output():
+        app()
 
 
 if __name__ == "__main__":

@@ -3,17 +3,20 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from prefixpool_cli import main
+from prefixpool_cli import interrupt, main
 from prefixpool_cli.errors import CliError
 
 RUN = CliRunner()
+COMMAND = (sys.executable, "-m", "prefixpool_cli")
 
 
 @pytest.mark.parametrize("command", ["up", "demo", "explain", "doctor", "version"])
@@ -82,10 +85,7 @@ def test_a_reader_that_went_away_is_told_of_by_the_exit_status_alone() -> None:
     commands = (["version"], ["--help"], ["plan", "llama-3.1-8b"], ["plan", "llama-3.1-8b", "--json"], ["explain"])
     read, write = os.pipe()
     os.close(read)
-    running = [
-        subprocess.Popen([sys.executable, "-m", "prefixpool_cli.main", *one], stdout=write, stderr=subprocess.PIPE)
-        for one in commands
-    ]
+    running = [subprocess.Popen([*COMMAND, *one], stdout=write, stderr=subprocess.PIPE) for one in commands]
     os.close(write)
     assert [(one.communicate(timeout=60)[1], one.returncode) for one in running] == [(b"", 1)] * len(commands)
 
@@ -105,9 +105,7 @@ def test_explain_without_a_router_says_where_it_looked() -> None:
 def test_the_demo_on_the_sim_writes_its_report(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     command = ["demo", "--engine", "sim", "--requests", "30", "--arm", "round_robin", "--arm", "prefix", "--out", str(out)]
-    ran = subprocess.run(
-        [sys.executable, "-m", "prefixpool_cli.main", *command], capture_output=True, text=True, timeout=110
-    )
+    ran = subprocess.run([*COMMAND, *command], capture_output=True, text=True, timeout=110)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     report = json.loads((out / "report.json").read_text())
     assert list(report["arms"]) == ["round_robin", "prefix"]
@@ -125,3 +123,68 @@ def test_the_demo_on_the_sim_writes_its_report(tmp_path: Path) -> None:
     assert (out / "report.html").read_text().startswith("<!doctype html>")
     assert len((out / "samples.jsonl").read_text().splitlines()) == 90
     assert (out / "logs" / "r0-engine.log").exists()
+
+
+def test_a_full_disk_behind_standard_output_showed_a_traceback() -> None:
+    """`prefixpool plan llama-3.1-8b > /dev/full`"""
+    cases = [("", "version"), ("", "--help"), ("", "plan llama-3.1-8b --json"), ("1", "plan llama-3.1-8b")]
+    with Path("/dev/full").open("w") as full:
+        running = [
+            subprocess.Popen(
+                [*COMMAND, *words.split()],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+                text=True,
+            )
+            for unbuffered, words in cases
+        ]
+        told = [(one.communicate(timeout=60)[1], one.returncode) for one in running]
+    line = "error: standard output cannot be written: No space left on device\n"
+    assert told == [(line, 1)] * len(cases)
+
+
+def test_a_full_disk_behind_all_output_is_told_by_the_exit_status_alone() -> None:
+    env = {**os.environ, "PYTHONUNBUFFERED": ""}
+    with Path("/dev/full").open("w") as full:
+        assert subprocess.run([*COMMAND, "version"], stdout=full, stderr=full, env=env, timeout=60).returncode == 1
+
+
+@pytest.mark.parametrize("command", ["up", "demo"])
+def test_ctrl_c_while_modules_were_imported_was_ignored(command: str, tmp_path: Path) -> None:
+    """Every moment of the first two seconds: what was imported then may have swallowed the exception."""
+    (tmp_path / "rich").mkdir()
+    (tmp_path / "rich" / "__init__.py").write_text(SWALLOWING)
+    ran = subprocess.Popen(
+        [*COMMAND, command, "--engine", "sim"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        text=True,
+    )
+    assert (ran.communicate(timeout=60), ran.returncode) == (("", ""), 130)
+
+
+SWALLOWING = """
+import os, signal, time
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.01)
+except BaseException:
+    pass
+raise SystemExit("Ctrl-C was ignored")
+"""
+
+
+def test_ctrl_c_behind_the_end_of_a_command_shows_no_traceback() -> None:
+    """The event loop gives Python's own handler back."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+
+        async def fine() -> bool:
+            return True
+
+        assert interrupt.run(fine(), Console(quiet=True))
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
