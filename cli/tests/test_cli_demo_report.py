@@ -4,9 +4,11 @@ import json
 import re
 from xml.etree import ElementTree as Xml
 
+import msgspec
+import pytest
 from rich.console import Console
 
-from prefixpool_cli.demo import page, plots, report
+from prefixpool_cli.demo import command, page, plots, report
 from prefixpool_cli.demo.greedy import GreedyFigures
 from prefixpool_cli.demo.report import ArmTokens, Setup
 from prefixpool_cli.demo.samples import Arm, Sample, Tokens
@@ -75,6 +77,54 @@ def test_a_missed_goal_is_told() -> None:
     goals = {goal.goal: goal.met for goal in report.build(SETUP, slow, GREEDY).goals}
     assert goals["prefix: no other arm reuses more"] is False
     assert goals["TTFT p50: round_robin at least 2 times prefix"] is False
+
+
+def verdict(found: report.Report) -> tuple[bool, str]:
+    console = Console(width=300, record=True, quiet=True)
+    console.quiet = False
+    with console.capture() as capture:
+        good = command.told(found.goals, console)
+    return good, capture.get()
+
+
+def only(found: report.Report, *words: str) -> report.Report:
+    """Every goal is met but these."""
+    goals = [msgspec.structs.replace(one, met=not one.goal.startswith(words)) for one in found.goals]
+    return msgspec.structs.replace(found, goals=tuple(goals))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "every request answered",
+        "working set",
+        "prefix: hit rate",
+        "prefix: no other arm",
+        "at least 20% of requests lost",
+        "predictions within",
+        "over by more",
+        "greedy",
+    ],
+)
+def test_the_demo_ended_well_though_it_had_missed_a_goal(words: str) -> None:
+    found = only(report.build(msgspec.structs.replace(SETUP, engine="vllm"), ARMS, GREEDY), words)
+    good, told = verdict(found)
+    assert not good
+    assert told.startswith(f"not met: {words}")
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"), [("vllm", "TTFT"), ("sim", "TTFT"), ("sim", "over by"), ("sim", "predictions")]
+)
+def test_what_a_busy_machine_makes_worse_is_told_and_fails_nothing(engine: str, words: str) -> None:
+    found = only(report.build(msgspec.structs.replace(SETUP, engine=engine), ARMS, GREEDY), words)
+    good, told = verdict(found)
+    assert good
+    assert told.startswith(f"not met, perhaps because the machine is busy: {words}")
+
+
+def test_nothing_is_said_of_goals_that_are_met() -> None:
+    assert verdict(only(report.build(SETUP, ARMS, GREEDY))) == (True, "")
 
 
 def test_the_page_is_self_contained_and_escaped() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -49,8 +51,15 @@ def pool_spec(engine: EngineKind, model: str, replicas: int, blocks: int, out: P
 def prepare(spec: PoolSpec, out: Path) -> None:
     """Raises CliError for what would make the demo fail later."""
     preflight.check(spec)
-    try:
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Raises CliError if a report cannot be written."""
+    try:
+        yield
     except OSError as error:
         raise CliError(
             f"the report cannot be written to {out}: {error.strerror}", "choose another folder with --out"
@@ -58,7 +67,7 @@ def prepare(spec: PoolSpec, out: Path) -> None:
 
 
 async def run(spec: PoolSpec, plan: show.Plan, out: Path, console: Console) -> bool:
-    """Raises CliError if a request failed, an answer was wrong, or there is nothing to report."""
+    """False if a goal was missed. Raises CliError if a request failed, an answer was wrong, or nothing can be reported."""
     async with LocalPool(spec) as pool:
         with PoolDisplay(console) as display:
             await pool.start(display)
@@ -69,12 +78,24 @@ async def run(spec: PoolSpec, plan: show.Plan, out: Path, console: Console) -> b
                     found, samples = await show.Show(pool, http, plan, arms).run()
             except RequestFailedError as error:
                 raise CliError(f"the demo could not be judged: {error}") from error
-    write(found, samples, out)
+    with writing(out):
+        write(found, samples, out)
     console.print(report.arms_table(found))
     console.print(report.goals_table(found))
     console.print(f"\nreport: {out / 'report.html'}, {out / 'report.json'}", highlight=False, soft_wrap=True)
     raise_if_wrong(found, samples)
-    return True
+    return told(found.goals, console)
+
+
+def told(goals: Sequence[report.Goal], console: Console) -> bool:
+    """Say what was missed; False if that was more than times, which depend on what else the machine does."""
+    late = report.missed(goals, timing=True)
+    if late:
+        console.print(f"[yellow]not met, perhaps because the machine is busy:[/] {late}", highlight=False, soft_wrap=True)
+    missed = report.missed(goals, timing=False)
+    if missed:
+        console.print(f"[red]not met:[/] {missed}", highlight=False, soft_wrap=True)
+    return not missed
 
 
 def _announcement(spec: PoolSpec, plan: show.Plan) -> str:

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 from rich.table import Table
 
+from prefixpool.api.engine import EngineKind
 from prefixpool_cli.demo.figures import ArmFigures, PredictionFigures, arm_figures, judged, prediction_figures
 from prefixpool_cli.demo.greedy import GreedyFigures
 from prefixpool_cli.demo.samples import Arm, Tokens
@@ -21,11 +22,12 @@ WORKING_SET: Final = (1.3, 1.6)
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
-    """What the demo is to show, and what it did show."""
+    """What the demo is to show, and what it did show. `timing`: it depends on how busy the machine is; no failure."""
 
     goal: str
     seen: str
     met: bool
+    timing: bool = False
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +75,11 @@ class ArmTokens(msgspec.Struct, frozen=True):
     compared: bool = True
 
 
+def missed(goals: Sequence[Goal], *, timing: bool) -> str:
+    """Those that were not met, in words; empty if all were."""
+    return "; ".join(f"{goal.goal} ({goal.seen})" for goal in goals if not goal.met and goal.timing is timing)
+
+
 def build(setup: Setup, arms: Sequence[ArmTokens], greedy: GreedyFigures | None) -> Report:
     """Pure."""
     block = setup.block_tokens
@@ -90,12 +97,17 @@ def build(setup: Setup, arms: Sequence[ArmTokens], greedy: GreedyFigures | None)
         prediction=pooled,
         prediction_by_arm=by_arm,
         greedy=greedy,
-        goals=goals(figures, pooled, ratio, greedy),
+        goals=goals(figures, pooled, ratio, greedy, sim=setup.engine == EngineKind.SIM),
     )
 
 
 def goals(
-    arms: Mapping[str, ArmFigures], prediction: PredictionFigures, ratio: float, greedy: GreedyFigures | None
+    arms: Mapping[str, ArmFigures],
+    prediction: PredictionFigures,
+    ratio: float,
+    greedy: GreedyFigures | None,
+    *,
+    sim: bool = False,
 ) -> tuple[Goal, ...]:
     """What the demo promises. Only goals whose arms ran."""
     errors = sum(arm.errors for arm in arms.values())
@@ -105,7 +117,7 @@ def goals(
         goal(f"working set {low} to {high} times one replica's cache", f"{ratio:.2f}", low <= ratio <= high),
         *_prefix_goals(arms),
         *_evicted_goals(prediction),
-        *prediction_goals(prediction),
+        *prediction_goals(prediction, timing=sim),
     ]
     if greedy is not None:
         found.append(greedy_goal(greedy))
@@ -126,7 +138,12 @@ def _prefix_goals(arms: Mapping[str, ArmFigures]) -> list[Goal]:
     if blind is not None and prefix.ttft_p50_s:
         factor = blind.ttft_p50_s / prefix.ttft_p50_s
         found.append(
-            goal(f"TTFT p50: round_robin at least {TTFT_RATIO:g} times prefix", f"{factor:.2f}", factor >= TTFT_RATIO)
+            goal(
+                f"TTFT p50: round_robin at least {TTFT_RATIO:g} times prefix",
+                f"{factor:.2f}",
+                factor >= TTFT_RATIO,
+                timing=True,
+            )
         )
     return found
 
@@ -138,14 +155,18 @@ def _evicted_goals(seen: PredictionFigures) -> list[Goal]:
     return [goal(f"at least {EVICTED:.0%} of requests lost prefix by eviction", f"{evicted:.1%}", evicted >= EVICTED)]
 
 
-def prediction_goals(seen: PredictionFigures) -> list[Goal]:
-    """None without predictions to judge."""
+def prediction_goals(seen: PredictionFigures, *, timing: bool = False) -> list[Goal]:
+    """None without predictions to judge.
+
+    `timing`: on the sim, whose time runs so fast that agents, which do not, tell of an eviction tens of its milliseconds
+    late. The busier the machine, the later, and the more is predicted that has just gone.
+    """
     if not seen.requests:
         return []
     within, over = seen.within_one_block_fraction, seen.over_predicted_fraction
     return [
-        goal(f"predictions within one block: at least {WITHIN:.0%}", f"{within:.1%}", within >= WITHIN),
-        goal(f"over by more than one block: at most {OVER:.0%}", f"{over:.1%}", over <= OVER),
+        goal(f"predictions within one block: at least {WITHIN:.0%}", f"{within:.1%}", within >= WITHIN, timing=timing),
+        goal(f"over by more than one block: at most {OVER:.0%}", f"{over:.1%}", over <= OVER, timing=timing),
     ]
 
 
@@ -155,9 +176,9 @@ def greedy_goal(greedy: GreedyFigures) -> Goal:
     return goal("greedy answers as from one engine alone", seen, greedy.wrong == 0)
 
 
-def goal(words: str, seen: str, met: bool) -> Goal:
+def goal(words: str, seen: str, met: bool, *, timing: bool = False) -> Goal:
     """`words`: what is to be shown."""
-    return Goal(goal=words, seen=seen, met=met)
+    return Goal(goal=words, seen=seen, met=met, timing=timing)
 
 
 def arms_table(report: Report) -> Table:
@@ -199,8 +220,14 @@ def goals_table(report: Report) -> Table:
     for column in ("", "goal", "seen"):
         table.add_column(column)
     for goal in report.goals:
-        table.add_row("[green]✓[/]" if goal.met else "[red]✗[/]", goal.goal, goal.seen)
+        table.add_row(_mark(goal), goal.goal, goal.seen)
     return table
+
+
+def _mark(goal: Goal) -> str:
+    if goal.met:
+        return "[green]✓[/]"
+    return "[yellow]·[/]" if goal.timing else "[red]✗[/]"
 
 
 def to_json(report: Report) -> bytes:

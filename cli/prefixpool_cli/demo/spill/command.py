@@ -52,7 +52,8 @@ async def run(chosen: Plan, out: Path, console: Console) -> bool:
             shown = await SpillShow(chosen, http, out, console).run()
         except RequestFailedError as error:
             raise CliError(f"the demo could not be judged: {error}") from error
-    write(shown, out)
+    with command.writing(out):
+        write(shown, out)
     return told(shown.report, shown.arms, out, console)
 
 
@@ -66,10 +67,7 @@ def told(found: spill_report.SpillReport, samples: list[report.ArmTokens], out: 
     console.print(report.goals_table(found))
     console.print(f"\nreport: {out / 'spill.html'}, {out / 'spill.json'}", highlight=False, soft_wrap=True)
     command.raise_if_wrong(found, samples)
-    missed = [goal.goal for goal in found.goals if not goal.met]
-    if missed:
-        console.print(f"[red]not met:[/] {'; '.join(missed)}", highlight=False, soft_wrap=True)
-    return not missed
+    return command.told(found.goals, console)
 
 
 def write(shown: Shown, out: Path) -> None:

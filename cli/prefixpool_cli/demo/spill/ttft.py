@@ -88,7 +88,9 @@ def ttft_goals(times: Mapping[str, TierTimes]) -> list[Goal]:
 
 def _ratio(words: str, this_s: float, that_s: float, most: float) -> Goal:
     ratio = this_s / that_s if that_s else 0.0
-    return goal(f"{words}: at most {most:g}", f"{ratio:.3f} ({_ms(this_s)}, {_ms(that_s)})", 0 < ratio <= most)
+    return goal(
+        f"{words}: at most {most:g}", f"{ratio:.3f} ({_ms(this_s)}, {_ms(that_s)})", 0 < ratio <= most, timing=ratio > 0
+    )
 
 
 def _ms(seconds: float) -> str:
