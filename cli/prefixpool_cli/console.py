@@ -81,9 +81,9 @@ def written_output() -> Iterator[None]:
 
 
 def _output(found: io.TextIOWrapper) -> Output:
-    kept = {"encoding": found.encoding, "errors": found.errors, "write_through": found.write_through}
-    lines = found.line_buffering
-    return Output(found.detach(), line_buffering=lines, **kept)
+    encoding, errors = found.encoding, found.errors
+    lines, at_once = found.line_buffering, found.write_through
+    return Output(found.detach(), encoding, errors, line_buffering=lines, write_through=at_once)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ async def pool() -> AsyncIterator[LocalPool]:
         yield running
 
 
-async def until(true: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
+async def until(true: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not await true():  # noqa: ASYNC110  # other processes change, nobody tells us
             await asyncio.sleep(0.05)
@@ -168,7 +168,7 @@ async def up_command(folder: Path, *, replicas: int) -> asyncio.subprocess.Proce
 async def told_until(up: asyncio.subprocess.Process, words: str) -> str:
     assert up.stdout is not None
     told = ""
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(100):
         while words not in told:
             line = await up.stdout.readline()
             assert line, told
@@ -179,7 +179,7 @@ async def told_until(up: asyncio.subprocess.Process, words: str) -> str:
 async def ended(up: asyncio.subprocess.Process) -> tuple[int, str]:
     """Exit status, and what else it said."""
     assert up.stdout is not None
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(100):
         rest = (await up.stdout.read()).decode()
         return await up.wait(), rest
 
@@ -240,7 +240,7 @@ async def test_up_on_a_full_disk_printed_a_traceback(tmp_path: Path) -> None:
     env = {**os.environ, "TMPDIR": str(tmp_path), "PREFIXPOOL_TEST_MARK": str(tmp_path)}
     with open("/dev/full", "w") as full:  # noqa: ASYNC230  # a device
         up = await asyncio.create_subprocess_exec(*UP, stdout=full, stderr=asyncio.subprocess.PIPE, env=env)
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(100):
         _, errors = await up.communicate()
     assert errors == b"error: standard output cannot be written: No space left on device\n"
     assert up.returncode == 1

@@ -87,7 +87,7 @@ def test_a_reader_that_went_away_is_told_of_by_the_exit_status_alone() -> None:
     os.close(read)
     running = [subprocess.Popen([*COMMAND, *one], stdout=write, stderr=subprocess.PIPE) for one in commands]
     os.close(write)
-    assert [(one.communicate(timeout=60)[1], one.returncode) for one in running] == [(b"", 1)] * len(commands)
+    assert [(one.communicate(timeout=110)[1], one.returncode) for one in running] == [(b"", 1)] * len(commands)
 
 
 def test_what_the_help_of_spill_refers_to_is_where_it_says() -> None:
@@ -127,7 +127,7 @@ def test_the_demo_on_the_sim_writes_its_report(tmp_path: Path) -> None:
 
 def test_a_full_disk_behind_standard_output_showed_a_traceback() -> None:
     """`prefixpool plan llama-3.1-8b > /dev/full`"""
-    cases = [("", "version"), ("", "--help"), ("", "plan llama-3.1-8b --json"), ("1", "plan llama-3.1-8b")]
+    cases = [("", "version"), ("", "--help"), ("1", "plan llama-3.1-8b")]
     with Path("/dev/full").open("w") as full:
         running = [
             subprocess.Popen(
@@ -139,7 +139,7 @@ def test_a_full_disk_behind_standard_output_showed_a_traceback() -> None:
             )
             for unbuffered, words in cases
         ]
-        told = [(one.communicate(timeout=60)[1], one.returncode) for one in running]
+        told = [(one.communicate(timeout=110)[1], one.returncode) for one in running]
     line = "error: standard output cannot be written: No space left on device\n"
     assert told == [(line, 1)] * len(cases)
 
@@ -147,7 +147,7 @@ def test_a_full_disk_behind_standard_output_showed_a_traceback() -> None:
 def test_a_full_disk_behind_all_output_is_told_by_the_exit_status_alone() -> None:
     env = {**os.environ, "PYTHONUNBUFFERED": ""}
     with Path("/dev/full").open("w") as full:
-        assert subprocess.run([*COMMAND, "version"], stdout=full, stderr=full, env=env, timeout=60).returncode == 1
+        assert subprocess.run([*COMMAND, "version"], stdout=full, stderr=full, env=env, timeout=110).returncode == 1
 
 
 @pytest.mark.parametrize("command", ["up", "demo"])
@@ -162,7 +162,7 @@ def test_ctrl_c_while_modules_were_imported_was_ignored(command: str, tmp_path: 
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         text=True,
     )
-    assert (ran.communicate(timeout=60), ran.returncode) == (("", ""), 130)
+    assert (ran.communicate(timeout=110), ran.returncode) == (("", ""), 130)
 
 
 SWALLOWING = """

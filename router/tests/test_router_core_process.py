@@ -459,7 +459,7 @@ async def test_a_worker_that_hung_was_given_connections_for_ever() -> None:
         return lives
 
     await until_hung(answers)
-    assert 100 + HUNG_S <= loop.time() < 120 + HUNG_S
+    assert 95 + HUNG_S <= loop.time() < 110 + HUNG_S  # behind the last answer, which was up to 5 s before
 
 
 async def test_one_process_drains_on_sigterm(pool: Pool, http: aiohttp.ClientSession) -> None:
