@@ -106,8 +106,11 @@ def test_the_demo_on_the_sim_writes_its_report(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     command = ["demo", "--engine", "sim", "--requests", "30", "--arm", "round_robin", "--arm", "prefix", "--out", str(out)]
     ran = subprocess.run([*COMMAND, *command], capture_output=True, text=True, timeout=110)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.returncode in (0, 1), ran.stdout + ran.stderr
     report = json.loads((out / "report.json").read_text())
+    missed = [goal["goal"] for goal in report["goals"] if not goal["met"] and not goal["timing"]]
+    assert ran.returncode == bool(missed), "so little work need not show all that the whole does"
+    assert all(words in ran.stdout for words in missed)
     assert list(report["arms"]) == ["round_robin", "prefix"]
     assert [arm["errors"] for arm in report["arms"].values()] == [0, 0]
     assert report["arms"]["prefix"]["hit_rate"] > 0
