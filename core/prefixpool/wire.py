@@ -152,6 +152,25 @@ class Costs(msgspec.Struct, frozen=True, tag="costs", kw_only=True, omit_default
         return self.disk_s_per_token or self.host_s_per_token
 
 
+class DiskCause(StrEnum):
+    """Why a disk tier fails. Names of a metric's label."""
+
+    HANGS = "hangs"  # no answer at all
+    LATE = "late"  # beyond the deadline of reads or writes
+    FULL = "full"  # the file system's
+    READ_ONLY = "read_only"
+    DENIED = "denied"
+    DAMAGED = "damaged"  # files are not what was written
+    BROKEN = "broken"  # any other error of the system
+
+
+class DiskProblem(msgspec.Struct, frozen=True, kw_only=True):
+    """A disk tier that fails gives misses: requests go on, and compute what it should have kept."""
+
+    cause: DiskCause
+    words: str
+
+
 class Status(msgspec.Struct, frozen=True, tag="status", kw_only=True, omit_defaults=True):
     """State of the engine and quality of the residency picture."""
 
@@ -160,6 +179,7 @@ class Status(msgspec.Struct, frozen=True, tag="status", kw_only=True, omit_defau
     mode: Mode = Mode.PRECISE
     reason: str = ""  # why FAILED, or why not precise, in words for a person
     store: str = ""  # id of the directory that its disk tier shares with other replicas; "": it has none, or one of its own
+    disk: DiskProblem | None = None  # None: its disk tier does what it should, or it has none
 
 
 class FenceAck(msgspec.Struct, frozen=True, tag="fence_ack", kw_only=True, omit_defaults=True):
@@ -220,6 +240,7 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     drain: DrainStatus
     download: Download | None = None  # None: the files are there
     memory: Memory = Memory()
+    disk: DiskProblem | None = None  # None: its disk tier does what it should, or it has none
 
 
 class DrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -59,7 +59,7 @@ class Agent:
         self._attach_problem = ""
         self._attach_after_s = 0.0
         self._figures = EngineFigures(engine, metrics, interval_s=settings.scrape_interval_s)
-        self._maps = MapKeeper(parts.run_dir, parts.follower, parts.disk, metrics, interval_s=settings.save_interval_s)
+        self._maps = MapKeeper(parts.run_dir, parts.follower, metrics, interval_s=settings.save_interval_s)
         self._memory = MemoryWatch()
         self.oriented = asyncio.Event()  # it knows how the engine is; before that nothing is told of it
         self.drain = Drain(self, settings.drain_ack_s)
@@ -117,8 +117,8 @@ class Agent:
         self._figures.forget()
         self._parts.notes.begin(0)
         await attachment.close()
-        await self._maps.keep_of_dead()
         self._parts.follower.forget("engine ended")
+        self._parts.disk.soon()
         self._tell_state()
 
     def _welcome(self, epoch: int) -> wire.Welcome:
@@ -148,11 +148,12 @@ class Agent:
             mode=mode,
             reason=self._state.reason or why,
             store=self._parts.follower.store,
+            disk=self._parts.disk.problem or self._figures.disk.problem,  # of one that hangs the engine may count nothing
         )
         if self.oriented.is_set() and status != self._publisher.status:
             log.info("state", extra={"state": status.state.value, "mode": mode.value, "reason": status.reason})
             self._publisher.tell(status)
-        self._metrics.in_state(status.state, mode)
+        self._metrics.in_state(status.state, mode, status.disk)
 
     def _mode(self) -> tuple[wire.Mode, str]:
         if self._attachment is None:  # an empty cache is known precisely; but what cannot be mapped never will be
@@ -209,6 +210,7 @@ class Agent:
         attachment, self._attachment = self._attachment, None
         if attachment is not None:
             await attachment.close()
+        await self._parts.disk.close()
         self._gate.close()
 
     # -- drain -------------------------------------------------------------------------------------------------------
@@ -278,6 +280,7 @@ class Agent:
             drain=self.drain.status(),
             download=self._download(),
             memory=self._memory.look(),
+            disk=status.disk if status is not None else None,
         )
 
     def _download(self) -> wire.Download | None:

@@ -70,7 +70,7 @@ class Attachment:
             saved = saved_map.read(self._parts.run_dir / names.RUN_SAVED_MAP)
             if saved is not None:
                 costs = saved.costs
-                restored = residency.restore(saved.residency)
+                restored = residency.restore(saved.residency, own=True)
                 log.info("restored what an agent before this one knew", extra={"boundaries": restored})
         follower.begin(residency, block_tokens, costs)
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from prefixpool_agent.disk_health import DiskHealth
 from prefixpool_agent.engine_client import EngineClient, EngineError
 from prefixpool_agent.engines.metrics import EngineLoad
 from prefixpool_agent.metrics import AgentMetrics
@@ -24,10 +25,12 @@ class EngineFigures:
         self._metrics = metrics
         self._interval_s = interval_s
         self.last = EngineLoad()
+        self.disk = DiskHealth()
 
     def forget(self) -> None:
         """The engine is gone."""
         self.last = EngineLoad()
+        self.disk.forget()
 
     async def run(self, serves: Callable[[], bool], inflight: Callable[[], int]) -> None:
         """Until cancelled. `serves`: there is an engine to ask; `inflight`: requests that its gate has let in."""
@@ -49,3 +52,4 @@ class EngineFigures:
         else:
             self._metrics.scrapes.labels("good").inc()
             self._metrics.tiers.read(self.last)
+            self.disk.read(self.last.disk)

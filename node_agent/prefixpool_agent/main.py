@@ -111,7 +111,7 @@ async def build(settings: AgentSettings) -> AsyncIterator[list[asyncio.Task[None
             greeted=lambda hello: _greeted(hello, publisher.epoch, watch),
         )
         notes = Notes(run_dir / names.RUN_NOTES_SOCK, follower)
-        disk = DiskFollower(run_dir, settings.replica, follower, shared=settings.disk_kv_shared)
+        disk = DiskFollower(run_dir, follower, shared=settings.disk_kv_shared)
         parts = Parts(run_dir, context, follower, notes, text, Limits(content_bytes=settings.text_bytes), disk)
         agent = Agent(
             settings, parts, engine=engine, supervisor=SupervisorClient(run_dir), publisher=publisher, metrics=metrics

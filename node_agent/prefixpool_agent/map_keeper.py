@@ -1,4 +1,4 @@
-"""Keeps what is known of texts for whoever comes after this agent: in the run directory, and beside the chunks on disk."""
+"""Keeps what is known of texts for whoever comes after this agent in its run directory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Final
 
 from prefixpool import names
 from prefixpool_agent import saved_map
-from prefixpool_agent.disk_follower import DiskFollower
 from prefixpool_agent.follower import Follower
 from prefixpool_agent.metrics import AgentMetrics
 from prefixpool_agent.residency import Residency
@@ -21,14 +20,11 @@ log = logging.getLogger(__name__)
 
 
 class MapKeeper:
-    """`interval_s`: between two saves, at least; 0: none but of a dead engine's disk."""
+    """`interval_s`: between two saves, at least; 0: none."""
 
-    def __init__(
-        self, run_dir: Path, follower: Follower, disk: DiskFollower, metrics: AgentMetrics, *, interval_s: float
-    ) -> None:
+    def __init__(self, run_dir: Path, follower: Follower, metrics: AgentMetrics, *, interval_s: float) -> None:
         self._path = run_dir / names.RUN_SAVED_MAP
         self._follower = follower
-        self._disk = disk
         self._metrics = metrics
         self._interval_s = interval_s
         self._due_s = 0.0
@@ -47,13 +43,6 @@ class MapKeeper:
             await asyncio.to_thread(saved_map.write, self._path, saved)
         except OSError as error:
             log.warning("residency map could not be saved", extra={"error": str(error)})
-        await self._disk.save(saved)
-
-    async def keep_of_dead(self) -> None:
-        """What a dead engine's prompts said is what the next one, or another replica, finds on its disk."""
-        residency = self._follower.residency
-        if self._disk.follows and residency is not None:
-            await self._disk.save(self._saved(residency), at_once=True)
 
     def forget(self) -> None:
         """The replica is drained: nobody comes after it here."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from prefixpool.wire import Costs, DrainPhase, Memory, Mode, State, Tier
+from prefixpool.wire import Costs, DiskCause, DiskProblem, DrainPhase, Memory, Mode, State, Tier
 from prefixpool_agent.residency import Residency
 from prefixpool_agent.tier_metrics import TierMetrics
 
@@ -68,6 +69,7 @@ class AgentMetrics:
         self.snapshots = counter("snapshots", "Snapshots sent to routers", "reason")
         # Engine
         self.state = gauge("state", "1 for the present state of the engine", "state")
+        self.disk_problem = gauge("disk_problem", "1 for what is wrong with the disk tier", "cause")
         self.mode = gauge("mode", "1 for how much routers may know of this cache", "mode")
         self.engine_restarts = gauge("engine_restarts", "Engine restarts since the supervisor started")
         self.epochs = counter("epochs", "Engine starts that this agent has seen")
@@ -84,11 +86,13 @@ class AgentMetrics:
         _one_of(self.state, State, State.STARTING)
         _one_of(self.mode, Mode, Mode.NONE)
         _one_of(self.drain_phase, DrainPhase, DrainPhase.NONE)
+        _one_of(self.disk_problem, DiskCause, None)
 
-    def in_state(self, state: State, mode: Mode) -> None:
-        """The engine's state and the mode."""
+    def in_state(self, state: State, mode: Mode, disk: DiskProblem | None) -> None:
+        """The engine's state, the mode, and what is wrong with the disk tier."""
         _one_of(self.state, State, state)
         _one_of(self.mode, Mode, mode)
+        _one_of(self.disk_problem, DiskCause, disk.cause if disk is not None else None)
 
     def memory(self, seen: Memory) -> None:
         """Of the container."""
@@ -145,6 +149,6 @@ class AgentMetrics:
         self.snapshots.labels(reason if reason in SNAPSHOT_REASONS else "other").inc()
 
 
-def _one_of(gauge: Gauge, kinds: type[State] | type[Mode] | type[DrainPhase], now: State | Mode | DrainPhase) -> None:
+def _one_of(gauge: Gauge, kinds: type[StrEnum], now: StrEnum | None) -> None:
     for kind in kinds:
         gauge.labels(kind.value).set(kind == now)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
-import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixpool.wire import Costs, Tier
-from prefixpool_agent import saved_map
+from prefixpool.wire import Tier
 from prefixpool_agent.disk_folder import DiskBlock, DiskFolder
-from prefixpool_agent.disk_follower import between_saves_s
-from prefixpool_agent.residency import Residency
 from prefixpool_agent.residency.kv_event import block_hash
-from prefixpool_agent.saved_map import SavedMap
 from prefixpool_agent.tiers.disk_store import DiskStore, Limits
 from prefixpool_agent.tiers.trail import Place
 from prefixpool_agent.tiers.worth import recompute
@@ -55,10 +48,6 @@ def write(store: DiskStore, *numbers: int) -> None:
         store.write(key(i), Place(key(numbers[n - 1]) if n else b"", SIZE * (n + 1)), b"kv")
 
 
-def saved(residency: Residency) -> SavedMap:
-    return SavedMap(version=saved_map.VERSION, costs=Costs(), residency=residency.save())
-
-
 def chain(rig: Rig, request: dict[str, Any]) -> list[tuple[int, int | None]]:
     hashes = rig.engine.hashes(rig.render(CHAT, request))
     return list(zip(hashes, [None, *hashes], strict=False))
@@ -86,28 +75,15 @@ def test_chunks_of_other_kv_groups_and_without_a_place_are_left_out(store: DiskS
     assert not DiskFolder(store.folder).look().found
 
 
-def test_maps_of_others_are_read_when_they_change_and_the_own_is_not(store: DiskStore, rig: Rig) -> None:
-    mine, other = DiskFolder(store.folder), DiskFolder(store.folder)
-    mine.save("p-0", saved(rig.residency))
-    assert not mine.look()
-    assert len(other.look().maps) == 1
-    assert not other.look()
-    rig.ask(CHAT, QUESTION)
-    mine.save("p-0", saved(rig.residency))
-    assert other.look().maps == [rig.residency.save()]
-
-
-def test_broken_map_is_none(store: DiskStore) -> None:
-    (store.folder / "maps").mkdir()
-    (store.folder / "maps" / "p-0.map").write_bytes(b"cut sho")
-    assert not DiskFolder(store.folder).look()
-
-
-@pytest.mark.parametrize(
-    ("map_bytes", "pause_s"), [(0, 2.0), (10_000, 2.0), (1 << 19, 15.0), (1 << 20, 30.0), (1 << 30, 30.0)]
-)
-def test_small_maps_are_saved_often_and_large_ones_every_half_minute(map_bytes: int, pause_s: float) -> None:
-    assert between_saves_s(map_bytes) == pytest.approx(pause_s)
+def test_blocks_that_lie_there_are_known_by_their_names_alone(store: DiskStore) -> None:
+    write(store, 1, 2)
+    (store.folder / "ab").mkdir()
+    (store.folder / "ab" / "no key00000000.kv").write_bytes(b"")
+    folder = DiskFolder(store.folder)
+    assert folder.lying() == {known(1), known(2)}
+    assert folder.known == set()
+    folder.look()
+    assert folder.known == {known(1), known(2)}
 
 
 # -- the picture
@@ -211,6 +187,45 @@ def test_request_on_a_path_without_tokens_is_not_placed_wrongly(rig: Rig) -> Non
     assert rig.residency.counts["tokens_unknown"] > 0
 
 
+# -- what is told beside the chunks
+
+
+def test_only_what_was_learned_here_is_news_and_only_once(rig: Rig) -> None:
+    rig.ask(CHAT, QUESTION)
+    told = rig.residency.take_news()
+    assert {key for _, facts in told for key in facts[::2]} == {key for _, key in rig.picture}
+    assert rig.residency.take_news() == []
+    other = rig.fresh()
+    other.restore(rig.residency.save())
+    other.on_disk(chain(rig, QUESTION), [])
+    assert other.take_news() == [], "another has told it"
+
+
+def test_news_outlives_the_engine(rig: Rig) -> None:
+    rig.ask(CHAT, QUESTION)
+    rig.residency.reset()
+    told = rig.residency.take_news()
+    assert {key for _, facts in told for key in facts[::2]} == {key for _, key in rig.picture}
+
+
+def test_what_an_agent_before_this_one_may_not_have_told_is_news(rig: Rig) -> None:
+    rig.ask(CHAT, QUESTION)
+    other = rig.fresh()
+    other.restore(rig.residency.save(), own=True)
+    assert sorted(block for block, _ in other.take_news()) == sorted(block for block, _ in rig.residency.take_news())
+
+
+def test_text_of_a_chunk_that_went_and_came_again_is_told_again(rig: Rig) -> None:
+    """Its entry went with the first one."""
+    rig.ask(CHAT, QUESTION)
+    told = rig.residency.take_news()
+    stored = next(event for event in rig.log if event["type"] == "BlockStored")
+    rig.residency.event({**stored, "medium": "STORAGE"})
+    again = rig.residency.take_news()
+    assert again
+    assert {block for block, _ in again} == {block for block, _ in told if block in set(stored["block_hashes"])}
+
+
 # -- a disk that others have, too
 
 
@@ -286,38 +301,6 @@ def test_two_replicas_and_their_disk_through_any_changes(data: st.DataObject) ->
             whole = next((i for i in range(len(blocks)) if i not in lying), len(blocks))
             readable = {key for key, tokens in known.items() if max(1, tokens // SIZE) <= whole}
             assert on(rig, Tier.DISK) & known.keys() == readable
-
-
-def test_directory_has_one_name_for_all_who_have_it(store: DiskStore, tmp_path: Path) -> None:
-    folders = [DiskFolder(store.folder) for _ in range(8)]
-    with ThreadPoolExecutor(8) as threads:
-        names = set(threads.map(DiskFolder.store, folders))
-    assert len(names) == 1
-    assert DiskFolder(store.folder).store() in names
-    assert not DiskFolder(store.folder).look(), "its name is no map and no chunk"
-    other = DiskStore(tmp_path / "other", b"m" * 16, Limits(1 << 30, 0, True), recompute)
-    other.open()
-    assert DiskFolder(other.folder).store() not in names
-
-
-def test_directory_that_is_made_anew_has_another_name(store: DiskStore) -> None:
-    folder = DiskFolder(store.folder)
-    before = folder.store()
-    shutil.rmtree(store.folder / "maps")
-    assert folder.store() != before
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"x" * 5_000_000, b"g" * 32])
-def test_a_broken_name_of_a_directory_ended_the_agent_or_was_told_to_all_routers(store: DiskStore, content: bytes) -> None:
-    folders = [DiskFolder(store.folder) for _ in range(8)]
-    before = folders[0].store()
-    (store.folder / "maps" / "store.id").write_bytes(content)
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(DiskFolder.store, folders))
-    (name,) = {folder.store() for folder in folders}
-    assert re.fullmatch("[0-9a-f]{32}", name)
-    assert name != before
-    assert [path.name for path in (store.folder / "maps").iterdir()] == ["store.id"]
 
 
 def test_a_file_of_somebody_else_hid_all_that_is_on_disk(store: DiskStore) -> None:

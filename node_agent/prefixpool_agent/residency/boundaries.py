@@ -15,12 +15,13 @@ the agent's restart by replay, after a gap, after a new engine start.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from prefixpool.wire import Tier
 from prefixpool_agent.residency.blocks import Block
 from prefixpool_agent.residency.limits import Limits
+from prefixpool_agent.residency.news import News
 from prefixpool_agent.residency.remembered import Facts, Remembered
 
 SNAPSHOT_ROWS: Final = 4096  # boundaries per batch of a snapshot
@@ -53,6 +54,7 @@ class BoundaryMap:
         self._owed: dict[int, int] = {}  # published before a reset, not retracted yet: bits of tiers
         self._shared = False  # others have the same disk
         self._remembered = Remembered(limits, counts)
+        self.news = News()
 
     def __len__(self) -> int:
         return len(self._where)
@@ -121,6 +123,7 @@ class BoundaryMap:
                 return
             self._unhang(key, old)
         self._hang(key, depth, block)
+        self.news.add([block.hash])
 
     def make_room(self, wanted: int) -> None:
         """Before so many boundaries of one path are attached: drop absent ones, then the farthest tier, the deepest first.
@@ -142,10 +145,18 @@ class BoundaryMap:
         for block in self._blocks():
             yield block.hash, self._flat(block)
 
-    def restore(self, facts: Iterable[tuple[int, Facts]]) -> None:
-        """Take over what `all_facts` once gave."""
+    def restore(self, facts: Iterable[tuple[int, Facts]], *, news: bool) -> None:
+        """Take over what `all_facts` once gave. `news`: others may not know."""
         for block_hash, pairs in facts:
             self._remembered.keep(block_hash, pairs, for_replay=True)
+            if news:
+                self.news.add([block_hash])
+
+    def take_news(self, block_of: Callable[[int], Block | None]) -> list[tuple[int, Facts]]:
+        """(block, facts) of these, since the last call. `block_of`: by hash, of blocks whose path is known."""
+        blocks = ((hash_, block_of(hash_)) for hash_ in self.news.take())
+        rows = ((hash_, self._flat(block) if block else self._remembered.of(hash_)) for hash_, block in blocks)
+        return [(hash_, facts) for hash_, facts in rows if facts]
 
     # -- what routers see ---------------------------------------------------------------------------------------------
 

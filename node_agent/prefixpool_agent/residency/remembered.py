@@ -41,6 +41,10 @@ class Remembered:
         self._boundaries -= len(facts) // 2
         return facts
 
+    def of(self, block_hash: int) -> Facts:
+        """The facts of a block, which stay; empty if there are none."""
+        return self._facts.get(block_hash, ())
+
     def items(self) -> Iterator[tuple[int, Facts]]:
         """All, oldest first."""
         return iter(self._facts.items())

@@ -23,6 +23,7 @@ from prefixpool_agent.residency.boundaries import BoundaryMap, Changes
 from prefixpool_agent.residency.kv_event import Cleared, Removed, Stored, parse_event
 from prefixpool_agent.residency.limits import Limits
 from prefixpool_agent.residency.placing import Placer
+from prefixpool_agent.residency.remembered import Facts
 from prefixpool_agent.residency.sessions import Session, Sessions
 from prefixpool_agent.residency.table import TokenTable
 
@@ -53,6 +54,7 @@ class Residency:
         self.counts: Counter[str] = Counter()  # everything ignored or dropped, by reason
         self._block_tokens = block_tokens
         self._template = template
+        self.kind = saved.Kind(block_tokens, template.digest)
         self._boundaries = BoundaryMap(block_tokens, limits, self.counts)
         self._trie = BlockTrie(block_tokens, limits.blocks, self._boundaries, self.counts)
         self._sessions = Sessions(limits, self.counts)
@@ -106,6 +108,8 @@ class Residency:
 
     def _stored(self, event: Stored) -> None:
         last, again = self._trie.stored(event)
+        if event.tier is Tier.DISK:  # what was told of a text went with its chunk, if it ever lay there
+            self._boundaries.news.add(event.hashes)
         session = self._sessions.open(event.session) if event.session else None
         repeats = self._sessions.repeats(event.session) if event.session else False
         if repeats is False:
@@ -229,15 +233,22 @@ class Residency:
 
     def save(self) -> bytes:
         """What is known of texts, for `restore()` after the agent's own death. No text, no token ids."""
-        return saved.dump(self._block_tokens, self._template.digest, self._boundaries.all_facts())
+        return saved.dump(self.kind, self._boundaries.all_facts())
 
-    def restore(self, data: bytes) -> int:
-        """Take over saved facts; each is used once its block is announced. Returns the number of boundaries, 0 if unfit."""
-        facts = saved.load(data, self._block_tokens, self._template.digest)
+    def take_news(self) -> list[tuple[int, Facts]]:
+        """(block, facts) of what was learned here since the last call, and of what this engine has written to disk since."""
+        return self._boundaries.take_news(self._trie.placed)
+
+    def restore(self, data: bytes, *, own: bool = False) -> int:
+        """Take over saved facts; each is used once its block is announced. Returns the number of boundaries, 0 if unfit.
+
+        `own`: they were this replica's, who perhaps told nobody else.
+        """
+        facts = saved.load(data, self.kind)
         if facts is None:
             self.counts["restore_refused"] += 1
             return 0
-        self._boundaries.restore(facts)
+        self._boundaries.restore(facts, news=own)
         for hash_, _ in facts:
             if (block := self._trie.placed(hash_)) is not None:
                 self._boundaries.placed(block)

@@ -7,11 +7,18 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 VERSION: Final = 1
+
+
+class Kind(NamedTuple):
+    """Whose facts they are: another block size or chat template makes other blocks and boundaries of the same text."""
+
+    block_tokens: int
+    template: str  # digest
 
 
 class _Saved(msgspec.Struct, array_like=True, frozen=True):
@@ -29,7 +36,7 @@ class _Saved(msgspec.Struct, array_like=True, frozen=True):
 _decoder: Final = msgspec.msgpack.Decoder(_Saved)
 
 
-def dump(block_tokens: int, template: str, facts: Iterable[tuple[int, Sequence[int]]]) -> bytes:
+def dump(kind: Kind, facts: Iterable[tuple[int, Sequence[int]]]) -> bytes:
     """`facts`: (block hash, [boundary, depth, boundary, depth, ...])."""
     blocks, sizes, hashes, depths = array("Q"), array("I"), array("Q"), array("I")
     for block_hash, pairs in facts:
@@ -38,16 +45,22 @@ def dump(block_tokens: int, template: str, facts: Iterable[tuple[int, Sequence[i
         hashes.extend(pairs[::2])
         depths.extend(pairs[1::2])
     columns = [column.tobytes() for column in (blocks, sizes, hashes, depths)]
-    return msgspec.msgpack.encode(_Saved(VERSION, block_tokens, template, *columns))
+    return msgspec.msgpack.encode(_Saved(VERSION, *kind, *columns))
 
 
-def load(data: bytes, block_tokens: int, template: str) -> list[tuple[int, list[int]]] | None:
+def load(data: bytes, kind: Kind) -> list[tuple[int, list[int]]] | None:
     """None if it is broken, of another version, or about another engine."""
+    told = parse(data)
+    return told[1] if told is not None and told[0] == kind else None
+
+
+def parse(data: bytes) -> tuple[Kind, list[tuple[int, list[int]]]] | None:
+    """None if it is broken, or of another version."""
     try:
         saved = _decoder.decode(data)
-        if (saved.version, saved.block_tokens, saved.template) != (VERSION, block_tokens, template):
+        if saved.version != VERSION:
             return None
-        return _rows(saved)
+        return Kind(saved.block_tokens, saved.template), _rows(saved)
     except (msgspec.DecodeError, ValueError):  # cut short while it was written
         return None
 
