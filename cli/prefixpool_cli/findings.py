@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from prefixpool.wire import Mode, State
+from prefixpool_cli import disk_advice
 from prefixpool_cli.admin import AgentAnswer
 from prefixpool_router.pictures import Account
 from prefixpool_router.state import ReplicaReport, RouterReport, StateReport
@@ -93,7 +94,7 @@ def _replica(subject: Subject) -> list[Finding]:
         if finding is not None:
             return [finding]
     checks: Sequence[Callable[[Subject], Finding | None]] = (
-        _stale_stream, _warming, _no_events, _block_size, _template, _models, _drifted, _not_usable,
+        _stale_stream, _warming, _no_events, _block_size, _template, _models, _drifted, _disk_tier, _not_usable,
     )  # fmt: skip
     return [finding for check in checks if (finding := check(subject)) is not None]
 
@@ -228,6 +229,15 @@ def _drifted(s: Subject) -> Finding | None:
     )
     advice = "usual causes: a template that differs between replicas, or an engine that others use directly"
     return _warning(s.where, "predictions_drift", words, advice)
+
+
+def _disk_tier(s: Subject) -> Finding | None:
+    info = s.agent.info if s.agent else None
+    problem = info.disk if info is not None else s.replica.disk
+    if problem is None:
+        return None
+    words = f"its disk tier fails, so that it computes again what it should have kept: {problem.words}"
+    return _warning(s.where, f"disk_{problem.cause}", words, disk_advice.OF[problem.cause])
 
 
 def _not_usable(s: Subject) -> Finding | None:

@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 from rich.console import Console
 
 from prefixpool.errors import SettingsError
-from prefixpool.wire import Costs, DrainStatus, Info, Mode, State, Template
+from prefixpool.wire import Costs, DiskCause, DiskProblem, DrainStatus, Info, Mode, State, Template
 from prefixpool_cli import doctor, explain
 from prefixpool_cli.admin import AdminClient, AgentAnswer, ask_agent
 from prefixpool_cli.errors import CliError
@@ -88,6 +88,15 @@ def test_a_healthy_pool_has_no_findings() -> None:
     assert causes(state(REPLICA), {}) == []
 
 
+@pytest.mark.parametrize("cause", DiskCause)
+def test_doctor_said_nothing_of_a_disk_tier_that_fails(cause: DiskCause) -> None:
+    problem = DiskProblem(cause=cause, words="the disk does this and that")
+    (finding,) = examine(state(REPLICA), {"local-0": info(disk=problem)})
+    assert finding.severity is Severity.WARNING
+    assert "the disk does this and that" in finding.words
+    assert finding.advice
+
+
 @pytest.mark.parametrize(
     ("seen", "told", "cause"),
     [
@@ -107,6 +116,8 @@ def test_a_healthy_pool_has_no_findings() -> None:
         (REPLICA, info(block_tokens=16), "block_size_mismatch"),
         (REPLICA, info(template=Template()), "template_unknown"),
         (REPLICA, info(models=("other",)), "models_mismatch"),
+        (REPLICA, info(disk=DiskProblem(cause=DiskCause.READ_ONLY, words="x")), "disk_read_only"),
+        (replica(disk=DiskProblem(cause=DiskCause.HANGS, words="x")), None, "disk_hangs"),
         (replica(drifted=True), info(), "predictions_drift"),
         (replica(trust=0.2), info(), "predictions_drift"),
         (replica(usable=False, why="connection refused"), info(), "not_usable"),

@@ -106,6 +106,7 @@ _SEVERITY: Final = (
     Reason.CLAIM_PENDING,
     Reason.UNSCHEDULABLE,
     Reason.APPROXIMATE,
+    Reason.DISK_TIER_FAILING,
 )
 
 
@@ -228,6 +229,9 @@ def _of_info(pod: Pod) -> Iterator[Trouble]:
         yield Trouble(reason=Reason.CRASH_LOOPING, message=f"the engine does not stay up: {_short(info.reason)}")
     elif info.state is State.READY and info.mode is Mode.APPROXIMATE and pod.ready:
         yield Trouble(reason=Reason.APPROXIMATE, message=f"its cache is not known exactly: {_short(info.reason)}")
+    if info.disk is not None and pod.ready:
+        told = f"its disk tier fails, so that it computes what it should have kept: {_short(info.disk.words)}"
+        yield Trouble(reason=Reason.DISK_TIER_FAILING, message=f"{told}. `prefixpool doctor` says what to do")
 
 
 def _short(text: str) -> str:

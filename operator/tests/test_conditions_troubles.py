@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from prefixpool.wire import Download, Mode, State
+from prefixpool.wire import DiskCause, DiskProblem, Download, Mode, State
 from prefixpool_operator.actions import FIELD_MANAGER
 from prefixpool_operator.hindrances import RECENT_S
 from prefixpool_operator.observed import Node, Raw
@@ -98,6 +98,11 @@ def told(**of_info: object) -> Callable[[ToyCluster], None]:
             ("no space is left", "the engine was given up: late"),
         ),
         (told(mode=Mode.APPROXIMATE, reason="no KV events", ready=True), "Approximate", ("no KV events",)),
+        (
+            told(disk=DiskProblem(cause=DiskCause.FULL, words="half or more of what it writes"), ready=True),
+            "DiskTierFailing",
+            ("chat-0: its disk tier fails", "half or more of what it writes"),
+        ),
     ],
 )
 def test_trouble(happens: Callable[[ToyCluster], None], reason: str, words: tuple[str, ...]) -> None:

@@ -85,6 +85,7 @@ class Reason(StrEnum):
     STUCK_TERMINATING = "StuckTerminating"
     FOREIGN_EDITS = "ForeignEdits"  # another manager keeps changing a child
     APPROXIMATE = "Approximate"  # replicas serve, but their caches are not known exactly
+    DISK_TIER_FAILING = "DiskTierFailing"  # replicas serve, but compute what their disks should have kept
 
 
 class Condition(StatusStruct, frozen=True, kw_only=True):
