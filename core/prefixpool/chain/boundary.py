@@ -8,8 +8,9 @@ and double in size after every `CHUNKS_PER_STAGE` chunks, so that a prompt of 51
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Final, NamedTuple
 
 import mmh3
@@ -44,27 +45,34 @@ class _Layout(NamedTuple):
 def prefix_chain(request: Canonical) -> PrefixChain:
     """Cost grows with bytes for hashing and with log(bytes) + 2 * messages for boundaries."""
     layout = _lay_out(request)
-    text = layout.text
-    marks = dict.fromkeys(chunk_offsets(len(text)), CHUNK) | layout.marks
-    offsets = sorted(marks)  # two ascending runs: a merge
+    text, marks = layout.text, layout.marks
+    offsets = _offsets(len(text), marks)
     return PrefixChain(
         hashes=_hashes(request.seed, text, offsets),
         offsets=array("I", offsets),
-        marks=array("i", [marks[offset] for offset in offsets]),
+        marks=array("i", list(map(marks.get, offsets, repeat(CHUNK)))),
         cold=_cold(offsets, layout),
         total_bytes=len(text),
     )
 
 
+def _offsets(total_bytes: int, marks: Mapping[int, int]) -> list[int]:
+    """Of all boundaries. No dict of chunks: multiples of 64 collide in it."""
+    chunks: Sequence[int] = _CHUNK_ENDS[: bisect_right(_CHUNK_ENDS, total_bytes)]
+    if not all(mark % FIRST_CHUNK_BYTES for mark in marks):
+        chunks = [end for end in chunks if end not in marks]
+    return sorted([*chunks, *marks])  # two ascending runs: a merge
+
+
 def _hashes(seed: bytes, text: bytes, offsets: Iterable[int]) -> array[int]:
     hasher = mmh3.mmh3_x64_128(seed)
     update, digest = hasher.update, hasher.digest
-    digests, last = bytearray(), 0
+    digests, last = list[bytes](), 0
     for offset in offsets:
         update(text[last:offset])
-        digests += digest()  # two numbers, little-endian
+        digests.append(digest())  # two numbers, little-endian
         last = offset
-    return array("Q", digests)[::2]
+    return array("Q", b"".join(digests))[::2]
 
 
 def chunk_offsets(total_bytes: int, per_stage: int = CHUNKS_PER_STAGE) -> list[int]:
@@ -78,12 +86,18 @@ def chunk_offsets(total_bytes: int, per_stage: int = CHUNKS_PER_STAGE) -> list[i
     return out
 
 
+_CHUNK_ENDS: Final = tuple(chunk_offsets(1 << 32))  # no offset is larger, since they are kept in 32 bits
+
+
 def _lay_out(request: Canonical) -> _Layout:
     pieces: list[bytes] = []
     marks: dict[int, int] = {}
+    markers: dict[str, bytes] = {}  # few differ
     position = lead_end = first_turn_end = 0
     for i, (role, data, _kind) in enumerate(request.segments):
-        marker = f"\x1e{role}\x1f".encode("utf-8", "surrogatepass")
+        marker = markers.get(role)
+        if marker is None:
+            marker = markers[role] = f"\x1e{role}\x1f".encode("utf-8", "surrogatepass")
         position += len(marker)
         marks[position] = i
         position += len(data)

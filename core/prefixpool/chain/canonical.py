@@ -89,9 +89,10 @@ def _seed(api: bytes, body: Mapping[str, Any], template: Template, salt: str, da
     parts = [SCHEME, api, _bytes(model if isinstance(model, str) else ""), _bytes(salt), _bytes(day)]
     if api == b"chat":
         parts.append(_bytes(template.digest))
-    parts += [name.encode() + _json(body[name]) for name in _RENDERING if body.get(name) is not None]
+    if not body.keys().isdisjoint(_RENDERING):
+        parts += [name.encode() + _json(body[name]) for name in _RENDERING if body.get(name) is not None]
     # Length-prefixed, so that no salt can pretend to be another model's name (peers.md 81).
-    return mmh3.mmh3_x64_128_digest(b"".join(len(part).to_bytes(4, "little") + part for part in parts))
+    return mmh3.mmh3_x64_128_digest(b"".join([len(part).to_bytes(4, "little") + part for part in parts]))
 
 
 def _completion(prompt: Any, template: Template) -> Segment | None:
@@ -119,7 +120,10 @@ def _chat(conversation: dialects.Conversation, template: Template) -> tuple[tupl
 
 
 def _message(message: Mapping[str, Any], template: Template) -> list[Segment]:
-    segments = _content(_marker(message), message.get("content"), template)
+    role, content = message.get("role"), message.get("content")
+    if len(message) == 2 and isinstance(role, str) and isinstance(content, str):  # as most are: nothing else to look at
+        return [Segment(role, _text(content, template))]
+    segments = _content(_marker(message), content, template)
     reasoning = message.get("reasoning") or message.get("reasoning_content")
     if isinstance(reasoning, str) and reasoning:
         segments.insert(0, Segment("reasoning", _text(reasoning, template)))
@@ -131,9 +135,11 @@ def _message(message: Mapping[str, Any], template: Template) -> list[Segment]:
 
 def _marker(message: Mapping[str, Any]) -> str:
     """Role, and what templates print beside it: a speaker's name, the id of the call that a tool answers."""
-    extra = [value for key in ("name", "tool_call_id") if isinstance(value := message.get(key), str)]
-    role = str(message.get("role", ""))
-    return ":".join([role, *extra]) if extra else role
+    marker = str(message.get("role", ""))
+    for key in ("name", "tool_call_id"):
+        if isinstance(value := message.get(key), str):
+            marker = f"{marker}:{value}"
+    return marker
 
 
 def _content(role: str, content: Any, template: Template) -> list[Segment]:
