@@ -6,7 +6,6 @@ Whatever is wrong with a request is a RequestError, raised where it is found and
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import traceback
 from typing import Final
@@ -55,9 +54,6 @@ class Edge:
         self._bodies = BodyBudget(max(settings.max_buffered_bytes, settings.max_body_bytes))
         self.port = 0  # of all listeners, once started
         self._listeners: list[asyncio.Server] = []  # one for each address of the host
-        # Looking up labelled metrics costs more than counting them.
-        self._requests = functools.cache(metrics.requests.labels)
-        self._answer_seconds = functools.cache(metrics.answer_seconds.labels)
         self._closing = False
         self._open = 0
         self._idle = asyncio.Event()
@@ -137,7 +133,7 @@ class Edge:
             status = response.status
             return response
         finally:
-            self._requests(api.value, str(status)).inc()
+            self._metrics.requests.labels(api, str(status)).inc()
             self._open -= 1
             if not self._open:
                 self._idle.set()
@@ -158,7 +154,7 @@ class Edge:
             response = await self._proxy.serve(exchange)
         finally:
             self._admission.leave()
-        self._answer_seconds(exchange.api.value).observe(exchange.age_s())
+        self._metrics.answer_seconds.labels(exchange.api).observe(exchange.age_s())
         return response
 
     async def _ask(self, exchange: Exchange) -> web.StreamResponse:
