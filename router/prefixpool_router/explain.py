@@ -7,22 +7,18 @@ No prompt text, no token ids: depths and counts only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from itertools import islice
-from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
 
 from prefixpool.policy.base import Choice, Policy, Query
-from prefixpool.policy.candidates import Candidate, Candidates
+from prefixpool.policy.candidates import Candidate, Candidates, Numbers
 from prefixpool.wire import Mode
 from prefixpool_router.dispatch_types import Outcome, RoutedRequest
 from prefixpool_router.forecast import Forecast
 
 _SHOWN: Final = 256  # characters of a model's name: it is the client's, and as long as a body may be
-_FIELDS: Final = tuple(Candidate.__slots__)
-_numbers = attrgetter(*_FIELDS)
 
 
 class CandidateNumbers(msgspec.Struct, frozen=True):
@@ -126,14 +122,14 @@ class Decision:
         self.forecast: Forecast | None = None
         self.block_tokens = 0
         self.excluded: tuple[str, ...] = ()
-        self.numbers: list[tuple[Any, ...]] = []
+        self.numbers: list[Numbers] = []
         self.at_s = 0.0
         self.started_s = 0.0
         self.outcome: Ending | None = None
 
-    def remember(self, candidates: Iterable[Candidate]) -> None:
+    def remember(self, candidates: Candidates) -> None:
         """Keep all numbers as they are now."""
-        self.numbers = list(map(_numbers, candidates))
+        self.numbers = candidates.numbers()
 
     def ended(self, outcome: Outcome, now: float) -> None:
         """The client got an answer."""
@@ -153,7 +149,7 @@ class Decision:
 
     def explanation(self, worker: int) -> Explanation:
         """Everything, with prices computed from the numbers of then."""
-        members = [_candidate(numbers) for numbers in self.numbers]
+        members = list(map(Candidate.of, self.numbers))
         trust = {member.name: member.trust for member in members}
         scores = self.policy.scores(self.query, Candidates(members)) if members else []
         return Explanation(
@@ -208,10 +204,3 @@ def _tiers(forecast: Forecast) -> Tiers:
         recompute_s=forecast.recompute_s,
         told=dict(forecast.told),
     )
-
-
-def _candidate(numbers: tuple[Any, ...]) -> Candidate:
-    candidate = Candidate.__new__(Candidate)
-    for field, value in zip(_FIELDS, numbers, strict=True):
-        setattr(candidate, field, value)
-    return candidate

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from operator import attrgetter
 from statistics import median_high
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from prefixpool.policy import cost
 from prefixpool.ring import Ring
@@ -18,6 +18,8 @@ UNKNOWN: Final = -1
 
 SETTLED: Final = 0.75  # a newcomer is one until it holds this part of what the others do
 FULL: Final = 0.9  # a replica whose cache is fuller than this is no newcomer, however little it holds
+
+Numbers: TypeAlias = tuple[Any, ...]  # all of a `Candidate`, as they were at some time
 
 _weight = attrgetter("weight_s")
 
@@ -64,12 +66,23 @@ class Candidate:
         self.refill_s = 0.0  # per token taken from its cache
         self.fresh = True  # new or emptied, and holds much less than the others
 
+    @classmethod
+    def of(cls, numbers: Numbers) -> Candidate:
+        """One that has these numbers."""
+        candidate = cls.__new__(cls)
+        for field, value in zip(cls.__slots__, numbers, strict=True):
+            setattr(candidate, field, value)
+        return candidate
+
     @property
     def fullness(self) -> float:
         """Of the device tier, 0..1; 1 where it is not known."""
         if self.free_tokens == UNKNOWN or not self.device_tokens:
             return 1.0
         return min(1.0, max(0.0, 1.0 - self.free_tokens / self.device_tokens))
+
+
+_numbers: Final = attrgetter(*Candidate.__slots__)
 
 
 class Candidates:
@@ -85,9 +98,11 @@ class Candidates:
     _ring: Ring | None
     _newcomers: list[Candidate]
     _newcomers_due: bool
+    _taken: dict[str, Numbers]  # since a member changed last
 
     def __init__(self, members: Iterable[Candidate] = ()) -> None:
         self._members = {member.name: member for member in members}
+        self._taken = {}
         self._rebuild()
         for member in self._order:
             self._derive(member)
@@ -103,13 +118,14 @@ class Candidates:
     def remove(self, name: str) -> None:
         """Unknown names are ignored."""
         if self._members.pop(name, None):
+            self._taken.pop(name, None)
             self._rebuild()
 
     def without(self, names: Collection[str]) -> Candidates:
         """The same but for some members, for one decision; shares members and ring, so don't update it."""
         rest = Candidates.__new__(Candidates)
         rest._members = {name: member for name, member in self._members.items() if name not in names}
-        rest._ring, rest.tau_s = self.ring, self.tau_s
+        rest._ring, rest.tau_s, rest._taken = self.ring, self.tau_s, self._taken
         rest._sum_up()
         rest._newcomers = [member for member in self.newcomers if member.name not in names]
         rest._newcomers_due = False
@@ -210,6 +226,15 @@ class Candidates:
             self._newcomers_due = False
         return self._newcomers
 
+    def numbers(self) -> list[Numbers]:
+        """All members as they are now, the lightest first. Those that did not change since are the same objects again."""
+        taken = self._taken
+        return [taken.get(member.name) or self._take(member) for member in self.by_weight]
+
+    def _take(self, member: Candidate) -> Numbers:
+        numbers = self._taken[member.name] = _numbers(member)
+        return numbers
+
     # -- upkeep
 
     def _rebuild(self) -> None:
@@ -235,6 +260,7 @@ class Candidates:
                 self._derive(member)
 
     def _derive(self, member: Candidate) -> None:
+        self._taken.pop(member.name, None)
         rates, batch = member.rates, member.inflight
         wait_s = rates.prefill_s(member.pending_tokens, 0) + rates.step_s if member.pending_tokens else 0.0
         self.total_wait_s += wait_s - member.wait_s
@@ -253,4 +279,5 @@ class Candidates:
         for member in fresh:
             full = member.free_tokens != UNKNOWN and member.fullness > FULL
             member.fresh = member.resident < bar and not full
+            self._taken.pop(member.name, None)
         self._newcomers = [member for member in fresh if member.fresh and member.bit]
