@@ -58,12 +58,11 @@ class Score(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The chosen replica first, then the order in which to try others if it refuses."""
+    """One replica."""
 
     name: str
     reason: Reason
     predicted_tokens: int  # cached tokens expected on it, before flooring to blocks
-    fallback: tuple[str, ...] = ()
 
 
 class Policy(Protocol):

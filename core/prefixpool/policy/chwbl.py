@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prefixpool.policy.base import Candidates, Choice, Query, Reason, Score
-from prefixpool.policy.holdings import Holdings, others, plain_scores
+from prefixpool.policy.holdings import Holdings, plain_scores
 from prefixpool.policy.least_load import lightest
 from prefixpool.ring import bound
 
@@ -33,4 +33,4 @@ def placed(query: Query, candidates: Candidates, key: int, reason: Reason) -> Ch
         reason = Reason.COLD_MOVED
     name = placement.final  # never empty: the least loaded is below the mean
     predicted = Holdings(query.levels, query.prompt_tokens).predicted(candidates[name])
-    return Choice(name, reason, predicted, others((member.name for member in candidates), name))
+    return Choice(name, reason, predicted)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import islice
-from typing import Final
+from collections.abc import Sequence
 
 from prefixpool.levels import Level
 from prefixpool.policy.base import Candidate, Candidates, Query, Score
 from prefixpool.policy.loading import Depths, cheapest
-
-FALLBACKS: Final = 3  # how many others a choice names
 
 
 class Holdings:
@@ -64,11 +60,6 @@ class Holdings:
             total=float(member.inflight),
             gated=False,
         )
-
-
-def others(names: Iterable[str], chosen: str) -> tuple[str, ...]:
-    """The first few names but the chosen one."""
-    return tuple(islice((name for name in names if name != chosen), FALLBACKS))
 
 
 def plain_scores(query: Query, candidates: Candidates) -> list[Score]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prefixpool.policy.base import Candidates, Choice, Query, Reason, Score
-from prefixpool.policy.holdings import Holdings, others, plain_scores
+from prefixpool.policy.holdings import Holdings, plain_scores
 
 
 class LeastLoad:
@@ -26,4 +26,4 @@ def lightest(query: Query, candidates: Candidates, reason: Reason) -> Choice:
     tied = [member for member in candidates if (member.inflight, member.pending_tokens) == least]
     best = tied[int(query.draw * len(tied))]
     predicted = Holdings(query.levels, query.prompt_tokens).predicted(best)
-    return Choice(best.name, reason, predicted, others((member.name for member in candidates), best.name))
+    return Choice(best.name, reason, predicted)

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from prefixpool.policy.base import Candidate, Candidates, Choice, Query, Reason, Score
 from prefixpool.policy.chwbl import placed
 from prefixpool.policy.cost import kappa
-from prefixpool.policy.holdings import FALLBACKS, Holdings, others
+from prefixpool.policy.holdings import Holdings
 from prefixpool.policy.least_load import lightest
 from prefixpool.policy.loading import Depths, cheapest
 from prefixpool.ring import BOUND, Placement, bound
@@ -79,7 +79,7 @@ def _cold(query: Query, candidates: Candidates) -> Choice:
     if not placement.final:
         return placed(query, candidates, query.cold_key, Reason.COLD_MOVED)
     reason = Reason.COLD_MOVED if placement.steps else Reason.COLD
-    return Choice(placement.final, reason, 0, others((member.name for member in candidates), placement.final))
+    return Choice(placement.final, reason, 0)
 
 
 def _home(query: Query, candidates: Candidates) -> Placement:
@@ -105,8 +105,7 @@ def _divert(query: Query, candidates: Candidates, holdings: Holdings) -> Choice 
     member = newcomers[int(query.draw / share * len(newcomers))]
     if member.inflight > candidates.mean_inflight or holdings.of(member.bit)[2] >= holdings.deepest:
         return None
-    names = others((other.name for other in candidates), member.name)
-    return Choice(member.name, Reason.FRESH, holdings.predicted(member), names)
+    return Choice(member.name, Reason.FRESH, holdings.predicted(member))
 
 
 def _cheapest(query: Query, candidates: Candidates, holdings: Holdings) -> Choice:
@@ -118,11 +117,10 @@ def _cheapest(query: Query, candidates: Candidates, holdings: Holdings) -> Choic
     if not allowed:  # the whole shortlist is above its bound
         return lightest(query, candidates, Reason.OVERFLOW)
     allowed.sort(key=_total)
-    best = _at_home(allowed, home) or _near(allowed, query.draw)
+    best = (_at_home(allowed, home) if home else None) or _near(allowed, query.draw)
     predicted = holdings.predicted(best)
     moved = not predicted or min(priced, key=_total)[0] < allowed[0][0]
-    names = others((member.name for _, member in allowed[: 1 + FALLBACKS]), best.name)
-    return Choice(best.name, Reason.OVERFLOW if moved else Reason.WARM, predicted, names)
+    return Choice(best.name, Reason.OVERFLOW if moved else Reason.WARM, predicted)
 
 
 def _at_home(allowed: Sequence[_Priced], home: str) -> Candidate | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prefixpool.policy.base import Candidates, Choice, Query, Reason, Score
-from prefixpool.policy.holdings import FALLBACKS, Holdings, plain_scores
+from prefixpool.policy.holdings import Holdings, plain_scores
 
 
 class RoundRobin:
@@ -14,9 +14,9 @@ class RoundRobin:
     def choose(self, query: Query, candidates: Candidates) -> Choice:
         """Pick the replica whose turn it is."""
         members = sorted(candidates, key=lambda member: member.name)
-        chosen, *rest = (members[(query.turn + i) % len(members)] for i in range(min(len(members), 1 + FALLBACKS)))
+        chosen = members[query.turn % len(members)]
         predicted = Holdings(query.levels, query.prompt_tokens).predicted(chosen)
-        return Choice(chosen.name, Reason.ROUND_ROBIN, predicted, tuple(member.name for member in rest))
+        return Choice(chosen.name, Reason.ROUND_ROBIN, predicted)
 
     def scores(self, query: Query, candidates: Candidates) -> list[Score]:
         """In-flight counts, for information."""

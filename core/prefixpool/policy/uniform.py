@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prefixpool.policy.base import Candidates, Choice, Query, Reason, Score
-from prefixpool.policy.holdings import Holdings, others, plain_scores
+from prefixpool.policy.holdings import Holdings, plain_scores
 
 
 class Uniform:
@@ -14,10 +14,9 @@ class Uniform:
     def choose(self, query: Query, candidates: Candidates) -> Choice:
         """Pick any replica."""
         members = sorted(candidates, key=lambda member: member.name)
-        at = int(query.draw * len(members))
-        chosen, rest = members[at], members[at + 1 :] + members[:at]
+        chosen = members[int(query.draw * len(members))]
         predicted = Holdings(query.levels, query.prompt_tokens).predicted(chosen)
-        return Choice(chosen.name, Reason.RANDOM, predicted, others((member.name for member in rest), chosen.name))
+        return Choice(chosen.name, Reason.RANDOM, predicted)
 
     def scores(self, query: Query, candidates: Candidates) -> list[Score]:
         """In-flight counts, for information."""
