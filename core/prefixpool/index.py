@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest
-from itertools import islice
+from itertools import islice, repeat
 from typing import Final
 
 from prefixpool.levels import MAX_DEPTH, SEEN_AGAIN, SHIFT, Level, Walk, spread
@@ -164,9 +164,10 @@ class PrefixIndex:
             if value >> SHIFT == walk.mask:
                 walk.last, position = value, jump
                 continue
-            for key in hashes[position + 1 : jump + 1]:
-                value = self._value(key, overlay)
-                if value and not walk.step(value):
+            for value in self._values(hashes[position + 1 : jump + 1], overlay):
+                if value >> SHIFT == walk.mask:
+                    walk.last = value
+                elif value and not walk.step(value):
                     return walk.levels
                 unknown = 0 if value else unknown + 1
                 if unknown and not (self.evicted and unknown < GIVE_UP):
@@ -177,7 +178,9 @@ class PrefixIndex:
     def depth(self, key: int, columns: int | None = None, overlay: Mapping[int, int] | None = None) -> int:
         """Token depth of a boundary that any of `columns` holds, in any tier; all columns if not given; 0: unknown."""
         value = self._value(key, overlay)
-        holders = spread(value >> SHIFT, self._shared)
+        if not value:
+            return 0
+        holders = spread(value >> SHIFT, self._shared) if self._shared else value >> SHIFT
         wanted = self._live if columns is None else columns
         return value & MAX_DEPTH if wanted & (holders | holders >> 1 | holders >> 2) else 0
 
@@ -203,6 +206,15 @@ class PrefixIndex:
         if overlay and (extra := overlay.get(key)):
             return value | extra & HOLDERS if value else extra
         return value
+
+    def _values(self, keys: Sequence[int], overlay: Mapping[int, int] | None) -> list[int]:
+        """The same of several."""
+        shards = self._shards
+        values = [shards[key & LOW].get(key, 0) for key in keys]
+        if not overlay:
+            return values
+        extras = map(overlay.get, keys, repeat(0))
+        return [value | extra & HOLDERS if value else extra for value, extra in zip(values, extras, strict=True)]
 
     # -- inside
 
