@@ -70,18 +70,18 @@ async def _read_first_event(api: Api, answer: Answer) -> None:
 
 
 async def _read_more(api: Api, answer: Answer) -> verdict.Opening:
-    chunk = await answer.response.next()
-    if not chunk:
+    chunks = await answer.response.chunks()
+    if not chunks:
         return verdict.Opening.NOTHING
-    answer.head.append(chunk)
+    answer.head += chunks
     return verdict.opening(api, b"".join(answer.head))
 
 
 async def _read_whole(answer: Answer) -> None:
     size = 0
-    while chunk := await answer.response.next():
-        answer.head.append(chunk)
-        size += len(chunk)
+    while chunks := await answer.response.chunks():
+        answer.head += chunks
+        size += sum(map(len, chunks))
         if size > _MAX_WHOLE_BYTES:
             return
     answer.whole = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 from aiohttp import web
@@ -16,17 +17,12 @@ from prefixpool_router.dispatch_types import Dispatch, Outcome
 from prefixpool_router.exchange import Exchange
 from prefixpool_router.failures import SilentError, UnansweredError
 from prefixpool_router.metrics import EdgeMetrics
+from prefixpool_router.relayed_response import RelayedResponse
 from prefixpool_router.usage import UNKNOWN, StreamMeter, Usage, usage_of_answer
 from prefixpool_router.watchdog import Watchdog, watch
 
 _BUFFERED_BYTES: Final = 1 << 15  # what a connection takes without waiting for its client
 _CLIENT_GONE: Final = "the client went away"
-
-
-class LateHeaders(web.StreamResponse):
-    """Its head leaves together with the first chunk, in one packet."""
-
-    _send_headers_immediately = False
 
 
 class Delivery:
@@ -75,7 +71,7 @@ class Delivery:
 
     async def _relay(self) -> web.StreamResponse:
         answer, request = self._answer, self._exchange.request
-        response = LateHeaders(status=answer.response.status, reason=answer.response.reason, headers=self._headers())
+        response = RelayedResponse(status=answer.response.status, reason=answer.response.reason, headers=self._headers())
         self._exchange.announce_close(response)
         dog = watch(self._dispatch, answer.response, request, read_s=self._silence_s, write_s=self._write_s)
         try:
@@ -91,36 +87,31 @@ class Delivery:
             answer.response.close()
         return response
 
-    async def _pump(self, response: web.StreamResponse, dog: Watchdog) -> None:
-        for chunk in self._answer.head:
-            await self._pass_on(chunk, response, dog)
-        read, meter = self._answer.response.next, self._meter
-        dog.reading()
-        while chunk := await read():
-            await self._pass_on(chunk, response, dog)
-            dog.reading()
-        dog.writing()
-        if meter is not None and (rest := meter.end()):
-            await response.write(rest)
-        self._finish(self._usage())
-        await response.write_eof()
-
-    async def _pass_on(self, chunk: bytes, response: web.StreamResponse, dog: Watchdog) -> None:
-        if not self._began:
-            self._note_begin(chunk)
-        if self._meter is not None:
-            chunk = self._meter.feed(chunk)
-        if chunk:
+    async def _pump(self, response: RelayedResponse, dog: Watchdog) -> None:
+        answer, chunks = self._answer.response, self._answer.head
+        while not answer.ended:
             dog.writing()
-            await response.write(chunk)
+            await response.write_chunks(self._outgoing(chunks))
+            dog.reading()
+            chunks = await answer.chunks()
+        dog.writing()
+        last = self._outgoing(chunks)
+        if self._meter is not None and (rest := self._meter.end()):
+            last.append(rest)
+        self._finish(self._usage())
+        await response.write_last(last)
 
-    def _note_begin(self, chunk: bytes) -> None:
-        if verdict.begins_output(self._exchange.api, chunk):
+    def _outgoing(self, chunks: Sequence[bytes]) -> list[bytes]:
+        """What the client gets of these."""
+        if not self._began and any(verdict.begins_output(self._exchange.api, chunk) for chunk in chunks):
             self._began = True
             self._dispatch.first_byte()
-            self._metrics.first_byte_seconds.labels(self._exchange.api.value).observe(self._exchange.age_s())
+            self._metrics.first_byte_seconds.labels(self._exchange.api).observe(self._exchange.age_s())
+        if self._meter is None:
+            return list(chunks)
+        return [out for out in map(self._meter.feed, chunks) if out]
 
-    async def _break_off(self, response: web.StreamResponse, dog: Watchdog, broken: UnansweredError) -> None:
+    async def _break_off(self, response: RelayedResponse, dog: Watchdog, broken: UnansweredError) -> None:
         """The client has a part of the answer: say that it is broken, in a way that no client can take for its end."""
         self._metrics.broken_streams.labels(broken.why).inc()
         self._finish(self._usage(), error=f"stream broken: {broken.why}")
@@ -133,8 +124,7 @@ class Delivery:
             error = RequestError(502, "The engine broke off in the middle of its answer.")
         dog.writing()
         event = error_event(error, self._exchange.dialect)
-        await response.write(b"\n\n" + event if self._meter.mid_event else event)
-        await response.write_eof()
+        await response.write_last([b"\n\n" + event if self._meter.mid_event else event])
 
     def _usage(self) -> Usage:
         return self._meter.usage if self._meter is not None else UNKNOWN

@@ -16,7 +16,7 @@ _MAX_CHUNK_BYTES: Final = 1 << 16  # a longer HTTP chunk is passed on in pieces
 class EngineAnswer:
     """An answer as it arrives. Reading it to its end gives the connection back; `close` before that breaks it."""
 
-    __slots__ = ("_broken", "_call", "_chunked", "_content", "_partial", "headers", "reason", "status")
+    __slots__ = ("_broken", "_call", "_chunked", "_content", "_partial", "_taken", "headers", "reason", "status")
 
     def __init__(self, call: EngineCall, head: RawResponseMessage, content: aiohttp.StreamReader) -> None:
         self.status = head.code
@@ -26,25 +26,34 @@ class EngineAnswer:
         self._content = content
         self._chunked = head.chunked
         self._partial = b""
+        self._taken = 0  # bytes
         self._broken: Exception | None = None
 
-    async def next(self) -> bytes:
-        """One HTTP chunk, or what there is of a body without chunks; b"" at the end. Cancelling it loses nothing.
+    @property
+    def ended(self) -> bool:
+        """All of it is read."""
+        return self._content.at_eof()
 
-        Raises ResetError once all that came before the break is read, or what `fail` was given.
+    async def chunks(self) -> list[bytes]:
+        """HTTP chunks, or pieces of a body without chunks: all that are here, after waiting for one. None: it has ended.
+
+        Cancelling it loses nothing. Raises ResetError once all that came before the break is read, or what `fail` was given.
         """
-        while not self._content.at_eof():
+        found: list[bytes] = []
+        while not self.ended and (not found or self._taken < self._content.total_bytes):
             try:
                 data, complete = await self._content.readchunk()
             except (aiohttp.ClientError, OSError, RuntimeError) as error:
                 self._note_break(error)
                 continue
+            self._taken += len(data)
             if self._partial:
                 data, self._partial = self._partial + data, b""
             if data and (complete or not self._chunked or len(data) >= _MAX_CHUNK_BYTES):
-                return data
-            self._partial = data
-        return b""
+                found.append(data)
+            else:
+                self._partial = data
+        return found
 
     def fail(self, failure: UnansweredError) -> None:
         """End the waiting, and the connection."""

@@ -25,10 +25,10 @@ POST = EngineRequest("POST", "/v1/completions", CIMultiDict({"X-Kept": "1"}), b'
 
 
 async def read(answer: EngineAnswer) -> list[bytes]:
-    chunks = []
-    while chunk := await answer.next():
-        chunks.append(chunk)
-    return chunks
+    read = []
+    while chunks := await answer.chunks():
+        read += chunks
+    return read
 
 
 @asynccontextmanager
@@ -162,7 +162,7 @@ async def test_an_engine_that_dies_of_a_request_on_a_kept_connection_is_not_take
     async with Backend() as backend:
         upstream = Upstream(connect_s=1)
         answer = await upstream.send(backend.url, POST)
-        await answer.next()
+        await answer.chunks()
         backend.script(Broken(Then.HANG))
         asking = asyncio.ensure_future(upstream.send(backend.url, POST))
         while len(backend.received) < 2:  # noqa: ASYNC110 -- nobody announces it
@@ -194,8 +194,8 @@ async def test_an_engine_whose_answer_nobody_takes_is_held_back() -> None:
             await asyncio.sleep(0.05)
         assert produced * 50_000 < 20_000_000  # the kernel's buffers and ours, of 100 MB
         size = 0
-        while chunk := await answer.next():
-            size += len(chunk)
+        while chunks := await answer.chunks():
+            size += sum(map(len, chunks))
         assert size == 100_000_000
         await upstream.close()
 
@@ -206,9 +206,9 @@ async def test_what_came_before_a_break_is_delivered() -> None:
         upstream = Upstream(connect_s=1)
         answer = await upstream.send(backend.url, GET)
         await asyncio.sleep(0.03)
-        assert [await answer.next(), await answer.next()] == [b"a", b"b"]
+        assert await answer.chunks() == [b"a", b"b"]
         with pytest.raises(ResetError):
-            await answer.next()
+            await answer.chunks()
         await upstream.close()
 
 
