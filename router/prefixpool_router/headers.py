@@ -69,7 +69,7 @@ def for_engine(
         drop -= {"x-vllm-priority"}
     if hdrs.CONNECTION in headers:
         drop |= _named_by_connection(headers[hdrs.CONNECTION])
-    out: CIMultiDict[str] = CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in drop)
+    out: CIMultiDict[str] = CIMultiDict([(k, v) for k, v in headers.items() if k.lower() not in drop])
     out[names.H_REQUEST_ID] = request_id
     if engine_key:
         out[hdrs.AUTHORIZATION] = f"Bearer {engine_key}"
@@ -81,7 +81,7 @@ def for_client(headers: Mapping[str, str], own: Mapping[str, str]) -> CIMultiDic
     drop = _NOT_DOWN
     if hdrs.CONNECTION in headers:
         drop |= _named_by_connection(headers[hdrs.CONNECTION])
-    out: CIMultiDict[str] = CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in drop)
+    out: CIMultiDict[str] = CIMultiDict([(k, v) for k, v in headers.items() if k.lower() not in drop])
     out.update(own)
     return out
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator
 from typing import Final, NamedTuple
 
 from aiohttp import web
@@ -91,14 +90,9 @@ class BodyBudget:
     def held(self) -> int:
         return self._held
 
-    @contextmanager
-    def share(self) -> Iterator[BodyShare]:
-        """What one request takes; given back at the end, however it comes."""
-        share = BodyShare(self)
-        try:
-            yield share
-        finally:
-            self._held -= share.taken
+    def share(self) -> BodyShare:
+        """What one request takes."""
+        return BodyShare(self)
 
     def take(self, size: int) -> None:
         """By shares only. Raises OverBudgetError."""
@@ -106,13 +100,25 @@ class BodyBudget:
             raise OverBudgetError
         self._held += size
 
+    def give_back(self, size: int) -> None:
+        """By shares only."""
+        self._held -= size
+
 
 class BodyShare:
-    """One request's part of a BodyBudget."""
+    """One request's part of a BodyBudget: given back at the end of the block that it stands for, however that comes."""
+
+    __slots__ = ("_budget", "taken")
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self.taken = 0
+
+    def __enter__(self) -> BodyShare:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._budget.give_back(self.taken)
 
     def take(self, size: int) -> None:
         """Count bytes that arrived. Raises OverBudgetError, and then they must not be kept."""
@@ -124,16 +130,22 @@ async def read_body(request: web.BaseRequest, limits: BodyLimits, share: BodySha
     """The whole body. Raises RequestError 413 as soon as it is known to be too large, 408 if it is not there in time, and
     OverBudgetError as soon as its share cannot hold it."""
     if request.content.is_eof():  # it came with the head, as short ones do: no deadline is needed
-        raw = await request.content.read()
+        raw = request.content.read_nowait()
         if len(raw) > limits.max_bytes:
             raise _too_large(limits.max_bytes)
         share.take(len(raw))
         return raw
+    answer_expectation(request)
     body = bytearray()  # not a list of pieces: tiny ones would weigh many times what was counted
-    async with aclosing(arriving(request, limits)) as pieces:
-        async for piece in pieces:
-            share.take(len(piece))
-            body += piece
+    try:
+        async with asyncio.timeout(limits.timeout_s):
+            while piece := await _piece(request):
+                if len(body) + len(piece) > limits.max_bytes:
+                    raise _too_large(limits.max_bytes)
+                share.take(len(piece))
+                body += piece
+    except TimeoutError:
+        raise _too_slow(limits.timeout_s) from None
     return bytes(body)
 
 
@@ -149,17 +161,22 @@ async def arriving(request: web.BaseRequest, limits: BodyLimits) -> AsyncGenerat
     while True:
         try:
             async with asyncio.timeout_at(deadline):
-                piece = await request.content.readany()
+                piece = await _piece(request)
         except TimeoutError:
-            raise RequestError(408, f"The request body did not arrive within {limits.timeout_s:g} seconds.") from None
-        except web.RequestPayloadError as error:
-            raise RequestError(400, "The request body is incomplete or badly framed.") from error
+            raise _too_slow(limits.timeout_s) from None
         if not piece:
             return
         size += len(piece)
         if size > limits.max_bytes:
             raise _too_large(limits.max_bytes)
         yield piece
+
+
+async def _piece(request: web.BaseRequest) -> bytes:
+    try:
+        return await request.content.readany()
+    except web.RequestPayloadError as error:
+        raise RequestError(400, "The request body is incomplete or badly framed.") from error
 
 
 def check_declared(request: web.BaseRequest, limits: BodyLimits) -> None:
@@ -177,6 +194,10 @@ def answer_expectation(request: web.BaseRequest) -> None:
 
 def _too_many(message: str) -> RequestError:
     return RequestError(429, message, retry_after_s=_RETRY_AFTER_S)
+
+
+def _too_slow(timeout_s: float) -> RequestError:
+    return RequestError(408, f"The request body did not arrive within {timeout_s:g} seconds.")
 
 
 def _too_large(max_bytes: int) -> RequestError:
