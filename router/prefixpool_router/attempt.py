@@ -9,7 +9,7 @@ from prefixpool.chain import PrefixChain
 from prefixpool.levels import Level
 from prefixpool.policy.holdings import Holdings
 from prefixpool.policy.loading import Depths
-from prefixpool.wire import Mode
+from prefixpool.wire import Mode, Tier
 from prefixpool_router.closed_loop import comparable
 from prefixpool_router.dispatch_types import Outcome, RoutedRequest
 from prefixpool_router.explain import Decision
@@ -25,6 +25,8 @@ from prefixpool_router.reservation import reservation
 
 BUSY: Final = "busy"  # `why` of attempts that a gate without a free place refused
 STOPPING: Final = frozenset({"fenced", "shutdown", "empty"})  # `why` of attempts that an engine on its way out refused
+
+_TIER_LABELS: Final = {tier: tier.name.lower() for tier in Tier}
 
 
 class Prompt(NamedTuple):
@@ -74,7 +76,7 @@ class FleetDispatch:
         self._promise: Promise | None = self._promised()
         decision.mode, decision.forecast, decision.block_tokens = self._mode, self._forecast, replica.block_tokens
         for tier in self._forecast.refused():
-            books.metrics.refused_loads.labels(replica.name, tier.name.lower()).inc()
+            books.metrics.refused_loads.labels(replica.name, _TIER_LABELS[tier]).inc()
         books.fleet.weigh(replica)
 
     @property
@@ -124,9 +126,8 @@ class FleetDispatch:
         served = outcome.status == 200 and (not outcome.error or self._prefilled)
         self._settle(served=served or outcome.cached_tokens is not None, prompt_tokens=outcome.prompt_tokens)
         self._decision.ended(outcome, self._books.fleet.clock())
-        if outcome.status == 200:
-            self._learn(outcome)
-        self._books.fleet.judge(self._replica)
+        drift_changed = outcome.status == 200 and self._learn(outcome)
+        (self._books.fleet.judge if drift_changed else self._books.fleet.weigh)(self._replica)
 
     def abandon(self, why: str, *, replica_down: bool) -> None:
         """Nothing reached the client. The booking is released before anything else is chosen."""
@@ -204,27 +205,25 @@ class FleetDispatch:
             until = self._books.fleet.clock() + pictures.history_ttl_s
             picture.promise(chain.hashes, tokens.of(chain.offsets), until).keep()
 
-    def _learn(self, outcome: Outcome) -> None:
-        if outcome.prompt_tokens is None or not self._comparable:
-            return
+    def _learn(self, outcome: Outcome) -> bool:
+        """True if the replica's facts have drifted since, or are right again."""
         chain = self._prompt.chain
-        if chain is not None:
-            self._books.estimate.learn(self._prompt.model, chain.total_bytes, outcome.prompt_tokens)
-            if outcome.cached_tokens is not None:
-                self._compare(outcome.prompt_tokens, outcome.cached_tokens)
+        if outcome.prompt_tokens is None or not self._comparable or chain is None:
+            return False
+        self._books.estimate.learn(self._prompt.model, chain.total_bytes, outcome.prompt_tokens)
+        return outcome.cached_tokens is not None and self._compare(outcome.prompt_tokens, outcome.cached_tokens)
 
-    def _compare(self, prompt_tokens: int, cached: int) -> None:
+    def _compare(self, prompt_tokens: int, cached: int) -> bool:
         replica, metrics, name = self._replica, self._books.metrics, self._replica.name
         metrics.prompt_tokens.labels(name).inc(prompt_tokens)
         metrics.cached_tokens.labels(name).inc(cached)
         for tier, tokens in self._forecast.by_tier().items():
-            metrics.predicted_tokens.labels(name, tier.name.lower()).inc(tokens)
+            metrics.predicted_tokens.labels(name, _TIER_LABELS[tier]).inc(tokens)
             replica.predicted[tier] += tokens
         predicted = self._forecast.cached
         direction = "over" if predicted > cached else "under"
         metrics.prediction_error.labels(name, direction).observe(abs(predicted - cached))
         pictures, block = replica.pictures, replica.block_tokens
-        if self._facts_tokens is not None:
-            pictures.facts_trust.observe(self._facts_tokens, cached, block)
         if self._mode is Mode.APPROXIMATE:
             pictures.history_trust.observe(predicted, cached, block)
+        return self._facts_tokens is not None and pictures.facts_trust.observe(self._facts_tokens, cached, block)

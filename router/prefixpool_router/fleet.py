@@ -113,16 +113,18 @@ class Fleet:
             self.weigh(replica)
 
     def weigh(self, replica: Replica) -> None:
-        """Bring the candidate's load up to date."""
+        """Bring the candidate's load, and how far predictions for it are believed, up to date."""
         if self.candidates.get(replica.name) is not replica.candidate:
             return
-        report, picture = replica.report, replica.pictures.in_use(self._verdicts[replica.name].mode)
+        mode = self._verdicts[replica.name].mode
+        report, picture = replica.report, replica.pictures.in_use(mode)
         self.candidates.update(
             replica.name,
             inflight=replica.load.inflight,
             pending_tokens=replica.load.pending_tokens,
             free_tokens=report.free_blocks * replica.block_tokens if report is not None else UNKNOWN,
             resident=picture.boundaries + picture.promised if picture is not None else 0,
+            trust=replica.pictures.trust(mode).trust,
         )
         self._fill(replica)
 
@@ -175,9 +177,6 @@ class Fleet:
             self.candidates.set_place(name, bit=bit, device_tokens=device_tokens)
         if candidate.costs is not replica.costs:
             self.candidates.set_costs(name, replica.costs)
-        trust = replica.pictures.trust(mode).trust
-        if candidate.trust != trust:
-            self.candidates.update(name, trust=trust)
 
     def _learn_pool(self) -> None:
         told = [replica for replica in self.replicas.values() if replica.welcome is not None]
@@ -196,7 +195,8 @@ class Fleet:
         if self._full and not light:
             unfit |= self._full
         if model:
-            unfit |= {c.name for c in self.candidates if not _serves(self.replicas[c.name], model)}
+            replicas = self.replicas  # `_serves`, spelt out for speed
+            unfit |= {c.name for c in self.candidates if (told := replicas[c.name].models) and model not in told}
         if len(unfit) < len(self.candidates):
             return self.candidates.without(unfit) if unfit else self.candidates
         full = () if light else self._full

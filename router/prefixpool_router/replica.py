@@ -44,7 +44,7 @@ class Watcher(Protocol):
         ...
 
     def weigh(self, replica: Replica) -> None:
-        """Only its load changed."""
+        """Only its load changed, or trust in predictions for it."""
         ...
 
     def snapshot_begun(self, replica: Replica) -> None:
