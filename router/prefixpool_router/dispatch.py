@@ -97,8 +97,9 @@ class FleetDispatcher:
     def _chain(self, request: RoutedRequest) -> PrefixChain | None:
         if request.body is None:
             return None
-        day = datetime.fromtimestamp(self._wall(), UTC).date().isoformat()
-        content = canonical(request.path, request.body, template=self.fleet.template, salt=request.scope_salt, day=day)
+        template = self.fleet.template
+        day = datetime.fromtimestamp(self._wall(), UTC).date().isoformat() if template.prints_date else ""
+        content = canonical(request.path, request.body, template=template, salt=request.scope_salt, day=day)
         return prefix_chain(content) if content is not None else None
 
     def _query(self, request: RoutedRequest, prompt: Prompt, turn: int) -> Query:

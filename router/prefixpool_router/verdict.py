@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from enum import Enum
 from typing import Any, Final
 
@@ -77,7 +78,7 @@ def is_cut_short(api: Api, body: bytes) -> bool:
 def opening(api: Api, data: bytes) -> Opening:
     """Judge the first chunks of an event stream; what can't be read is taken for output."""
     if api not in _COUNTED:
-        return Opening.NOTHING if _events(data) == [_DONE] else Opening.OUTPUT
+        return Opening.NOTHING if list(_events(data)) == [_DONE] else Opening.OUTPUT
     aborted = False
     for event in _events(data):
         if event == _DONE:
@@ -94,9 +95,9 @@ def begins_output(api: Api, chunk: bytes) -> bool:
     return api is not Api.RESPONSES or b"response.output_item" in chunk or b".delta" in chunk
 
 
-def _events(data: bytes) -> list[bytes]:
+def _events(data: bytes) -> Iterator[bytes]:
     lines = (line.strip() for line in data.splitlines())
-    return [line[5:].strip() for line in lines if line.startswith(b"data:")]
+    return (line[5:].strip() for line in lines if line.startswith(b"data:"))
 
 
 def _decode(body: bytes) -> _Answer | None:
