@@ -141,18 +141,23 @@ class PrefixIndex:
         self._clear(column, hashes, 1 << tier - 1)
 
     def match(self, hashes: Sequence[int], block_tokens: int, overlay: Mapping[int, int] | None = None) -> list[Level]:
-        """Levels from shallow to deep; a column's depth is that of the last level it is in.
+        """Levels from shallow to deep; a column's depth is that of the last level it is in. See `walk`."""
+        return self.walk(hashes, block_tokens, overlay).levels
+
+    def walk(self, hashes: Sequence[int], block_tokens: int, overlay: Mapping[int, int] | None = None) -> Walk:
+        """How far anybody holds a prefix, and who. `overlay`: `Predicted.marks`.
 
         Boundaries shallower than one block count as always held, and one that this index itself may have evicted says
-        nothing; apart from those, the first boundary that a column lacks ends its prefix. `overlay`: `Predicted.marks`.
+        nothing; apart from those, the first boundary that a column lacks ends its prefix.
 
         Between two boundaries `STRIDE` apart with the same holders none is looked up. Agents publish a boundary only if its
         whole path is resident, so nothing can be missing there; if ever it were, a hole of `STRIDE` or more would be seen.
         """
-        position, unknown, end = self._root(hashes, block_tokens, overlay), 0, len(hashes) - 1
-        walk, shards = Walk(self._live, self._shared), self._shards
-        if position < 0 or not walk.step(self._value(hashes[position], overlay)):
-            return walk.levels
+        position, end = self._root(hashes, block_tokens, overlay), len(hashes) - 1
+        walk = Walk(self._live, self._shared)
+        if position < 0 or not walk.step(self._value(hashes[position], overlay), position):
+            return walk
+        unknown, shards = 0, self._shards
         while position < end:
             jump = position + STRIDE
             if jump > end:
@@ -162,27 +167,24 @@ class PrefixIndex:
             if overlay and (extra := overlay.get(key)):
                 value = value | extra & HOLDERS if value else extra
             if value >> SHIFT == walk.mask:
-                walk.last, position = value, jump
+                walk.last, walk.reached, position = value, jump, jump
                 continue
-            for value in self._values(hashes[position + 1 : jump + 1], overlay):
-                if value >> SHIFT == walk.mask:
-                    walk.last = value
-                elif value and not walk.step(value):
-                    return walk.levels
+            for at, value in enumerate(self._values(hashes[position + 1 : jump + 1], overlay), position + 1):
+                if value and not walk.step(value, at):
+                    return walk
                 unknown = 0 if value else unknown + 1
                 if unknown and not (self.evicted and unknown < GIVE_UP):
-                    return walk.end()
+                    walk.end()
+                    return walk
             position = jump
-        return walk.end()
+        walk.end()
+        return walk
 
-    def depth(self, key: int, columns: int | None = None, overlay: Mapping[int, int] | None = None) -> int:
-        """Token depth of a boundary that any of `columns` holds, in any tier; all columns if not given; 0: unknown."""
-        value = self._value(key, overlay)
-        if not value:
-            return 0
-        holders = spread(value >> SHIFT, self._shared) if self._shared else value >> SHIFT
-        wanted = self._live if columns is None else columns
-        return value & MAX_DEPTH if wanted & (holders | holders >> 1 | holders >> 2) else 0
+    def depth(self, key: int, columns: int) -> int:
+        """Token depth of a boundary that any of `columns` holds, in any tier; 0: unknown."""
+        value = self._shards[key & LOW].get(key, 0)
+        holders = spread(value >> SHIFT, self._shared) if value else 0
+        return value & MAX_DEPTH if columns & (holders | holders >> 1 | holders >> 2) else 0
 
     def _root(self, hashes: Sequence[int], block_tokens: int, overlay: Mapping[int, int] | None) -> int:
         """Where the first boundary is that is known and at least one block deep; -1: there is none.

@@ -31,17 +31,21 @@ def spread(holders: int, shared: Sequence[int]) -> int:
 
 
 class Walk:
-    """The columns that hold everything so far, while boundaries go by from shallow to deep."""
+    """The columns that hold everything so far, while boundaries go by from shallow to deep.
 
-    __slots__ = ("device", "held", "host", "last", "levels", "mask", "shared")
+    `reached`: index of the deepest one that is held, -1 if none is; `last`: its value.
+    """
+
+    __slots__ = ("device", "held", "host", "last", "levels", "mask", "reached", "shared")
 
     def __init__(self, live: int, shared: Sequence[int]) -> None:
         self.device = self.host = self.held = live
         self.shared = shared
         self.mask = self.last = 0
+        self.reached = -1
         self.levels: list[Level] = []
 
-    def step(self, value: int) -> bool:
+    def step(self, value: int, position: int) -> bool:
         """The next known boundary; False: nobody holds it, `levels` is complete."""
         if (holders := value >> SHIFT) != self.mask:
             self.mask = holders
@@ -52,11 +56,16 @@ class Walk:
             if (device, host, held) != (self.device, self.host, self.held):
                 self.end()
             self.device, self.host, self.held = device, host, held
-        self.last = value
+        if self.held:
+            self.last, self.reached = value, position
         return self.held != 0
 
-    def end(self) -> list[Level]:
-        """Close the level in progress; all levels."""
+    @property
+    def depth(self) -> int:
+        """Tokens that are held."""
+        return self.last & MAX_DEPTH
+
+    def end(self) -> None:
+        """Close the level in progress."""
         if self.last:
             self.levels.append(Level(self.last & MAX_DEPTH, self.device, self.host, self.held))
-        return self.levels

@@ -56,7 +56,10 @@ def test_match_tells_how_deep_each_replica_holds_each_tier(
         tuple(BLOCK * min(depth, length) for depth in (device, max(device, host), max(device, host, disk)))
         for device, host, disk in holdings
     ]
-    assert tiers_of(index.match(keys, BLOCK), len(holdings)) == expected
+    walk = index.walk(keys, BLOCK)
+    assert tiers_of(walk.levels, len(holdings)) == expected
+    deepest = max(held for _, _, held in expected)
+    assert (walk.reached + 1, walk.depth) == (deepest // BLOCK, deepest)
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 40)] * 3), min_size=1, max_size=5))
@@ -282,15 +285,12 @@ def test_a_prediction_alone_is_a_hit() -> None:
 
 
 def test_the_depth_of_one_boundary_is_told_by_whoever_holds_it() -> None:
-    index, predicted, keys = PrefixIndex(10_000), Predicted(10_000), keys_of(15, 2)
+    index, keys = PrefixIndex(10_000), keys_of(15, 2)
     a, b = index.open_column(), index.open_column()
     index.add(a, keys[:1], [16], Tier.HOST)
-    predicted.add(b, keys[:1], lambda known: [16][known:], until=9.0)
-    assert (index.depth(keys[0]), index.depth(keys[1])) == (16, 0)
-    assert (index.depth(keys[0], 1 << 3 * a), index.depth(keys[0], 1 << 3 * b)) == (16, 0)
-    assert index.depth(keys[0], 1 << 3 * b, predicted.marks) == 16
-    index.drop_column(a)
-    assert (index.depth(keys[0]), index.depth(keys[0], overlay=predicted.marks)) == (0, 16)
+    assert [index.depth(key, 1 << 3 * a) for key in keys] == [16, 0]
+    assert index.depth(keys[0], 1 << 3 * b) == 0
+    assert index.depth(keys[0], 1 << 3 * a | 1 << 3 * b) == 16
 
 
 @pytest.mark.parametrize("columns", [1, 8, 64, 256])

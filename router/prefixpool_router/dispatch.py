@@ -25,7 +25,7 @@ from prefixpool_router.explain import Decision, DecisionRing
 from prefixpool_router.fleet import Fleet
 from prefixpool_router.metrics import RoutingMetrics
 from prefixpool_router.paths import LIGHT
-from prefixpool_router.prompt_estimate import NO_ANCHOR, Anchor, PromptEstimate, TokenEstimate
+from prefixpool_router.prompt_estimate import Anchor, PromptEstimate, TokenEstimate
 
 
 class FleetDispatcher:
@@ -89,10 +89,9 @@ class FleetDispatcher:
         if chain is None or not chain.hashes:
             size = len(request.body_bytes)
             return Prompt(model, None, [], PromptEstimate(size, self.estimate.bytes_per_token(model)))
-        knowledge = self.fleet.knowledge
-        levels = knowledge.match(chain.hashes, self.fleet.block_tokens)
-        anchor = Anchor.find(chain, knowledge.depth) if levels else NO_ANCHOR
-        return Prompt(model, chain, levels, PromptEstimate(chain.total_bytes, self.estimate.bytes_per_token(model), anchor))
+        walk = self.fleet.knowledge.walk(chain.hashes, self.fleet.block_tokens)
+        tokens = PromptEstimate(chain.total_bytes, self.estimate.bytes_per_token(model), Anchor.reached(chain, walk))
+        return Prompt(model, chain, walk.levels, tokens)
 
     def _chain(self, request: RoutedRequest) -> PrefixChain | None:
         if request.body is None:

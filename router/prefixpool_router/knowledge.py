@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from prefixpool.index import PrefixIndex, capacity
-from prefixpool.levels import Level
+from prefixpool.levels import Walk
 from prefixpool.predicted import NOTHING, Predicted
 from prefixpool.wire import Tier
 
@@ -32,13 +32,9 @@ class Knowledge:
         self.index = PrefixIndex(capacity(budget_bytes // 2, USUAL_COLUMNS))
         self.predicted = Predicted(budget_bytes // 2 // PROMISE_BYTES)
 
-    def match(self, hashes: Sequence[int], block_tokens: int) -> list[Level]:
+    def walk(self, hashes: Sequence[int], block_tokens: int) -> Walk:
         """Holders of a prefix, promises included."""
-        return self.index.match(hashes, block_tokens, self.predicted.marks)
-
-    def depth(self, boundary: int) -> int:
-        """Token depth of a boundary that anybody holds; 0: unknown."""
-        return self.index.depth(boundary, overlay=self.predicted.marks)
+        return self.index.walk(hashes, block_tokens, self.predicted.marks)
 
 
 class Picture:

@@ -22,7 +22,7 @@ class Labelled(Generic[_Metric]):
     """A metric with labels. Looking up one of its series costs more than counting in it, so each is looked up once."""
 
     def __init__(self, metric: _Metric) -> None:
-        self._metric = metric
+        self._metric: _Metric = metric
         self.labels: Callable[..., _Metric] = functools.cache(metric.labels)
 
     def forget(self, replica: str) -> None:

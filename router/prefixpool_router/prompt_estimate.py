@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from prefixpool.chain import PrefixChain
+from prefixpool.levels import Walk
 
 DEFAULT_BYTES_PER_TOKEN: Final = 4.0  # English text; learned after the first answer
 _MEMORY_BYTES: Final = 200_000.0  # canonical bytes of prompts that the running ratio remembers
@@ -26,6 +27,12 @@ class Anchor(NamedTuple):
     offset: int  # bytes
     tokens: int
     boundaries: int  # up to here, this one included
+
+    @classmethod
+    def reached(cls, chain: PrefixChain, walk: Walk) -> Anchor:
+        """The deepest one that anybody holds, with all before it."""
+        at = walk.reached
+        return cls(chain.offsets[at], walk.depth, at + 1) if at >= 0 else NO_ANCHOR
 
     @classmethod
     def find(cls, chain: PrefixChain, depth: Callable[[int], int]) -> Anchor:

@@ -44,7 +44,7 @@ class World:
         return usable, mode, why or mode_why
 
     def depth(self, replica: Replica) -> int:
-        levels = self.knowledge.match(HASHES, 16)
+        levels = self.knowledge.walk(HASHES, 16).levels
         return max((level.tokens for level in levels if level.held & replica.candidate.bit), default=0)
 
     def later(self, seconds: float) -> None:

@@ -19,7 +19,7 @@ class Known:
 
     def believed(self) -> int:
         """Depth in tokens."""
-        levels = self.knowledge.match(HASHES, 32)
+        levels = self.knowledge.walk(HASHES, 32).levels
         return max((level.tokens for level in levels if level.held & self.picture.bit), default=0)
 
 

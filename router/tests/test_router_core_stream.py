@@ -65,7 +65,7 @@ class Watch:
         return usable, mode, mode_why
 
     def depth(self, hashes: list[int] = HASHES) -> int:
-        levels = self.fleet.knowledge.match(hashes, 16)
+        levels = self.fleet.knowledge.walk(hashes, 16).levels
         return max((level.tokens for level in levels if level.held & self.replica.candidate.bit), default=0)
 
 
