@@ -18,12 +18,11 @@ from typing import Any, Final, NamedTuple
 from prefixpool_cli.ports import claimed_ports
 from prefixpool_testing.cluster import audit, debian, folders
 from prefixpool_testing.cluster.kubectl import Kubectl
+from prefixpool_testing.cluster.network import first_address
 from prefixpool_testing.cluster.pki import Pki
 from prefixpool_testing.cluster.programs import Programs
 from prefixpool_testing.cluster.toolchain import tool
 
-SERVICE_CIDR: Final = "198.18.96.0/20"
-KUBERNETES_SERVICE: Final = "198.18.96.1"
 NODE: Final = "node1"
 USERS: Final = {  # name, which is its token, too: only this machine reaches the cluster
     "admin": "system:masters",
@@ -33,14 +32,16 @@ USERS: Final = {  # name, which is its token, too: only this machine reaches the
     f"system:node:{NODE}": "system:nodes",
 }
 _LOOPBACK: Final = "127.0.0.1"
+_UNREACHED: Final = "198.18.0.0/20"  # without a node Services are only objects
 _READY_S: Final = 60.0
 _CONTROLLERS: Final = "kube-controller-manager"
 
 
 class Place(NamedTuple):
-    """Where it listens: etcd always on loopback."""
+    """Where it listens, etcd always on loopback; `services`: the addresses of Services, as address/bits."""
 
     host: str
+    services: str
     api: int
     etcd: int
     etcd_peer: int
@@ -109,7 +110,7 @@ class ApiServer(Kubectl):
     def _make_keys(self) -> None:
         pki = Pki(self.folder / "pki")
         hosts = [f"DNS:{name}" for name in ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")]
-        addresses = [f"IP:{address}" for address in (_LOOPBACK, self._place.host, KUBERNETES_SERVICE)]
+        addresses = [f"IP:{address}" for address in (_LOOPBACK, self._place.host, first_address(self._place.services))]
         pki.sign("apiserver", "/CN=kube-apiserver", hosts + addresses)
         pki.sign("kubelet-client", "/O=system:masters/CN=kubelet-client")
         pki.key_pair("sa")
@@ -147,7 +148,7 @@ class ApiServer(Kubectl):
             "service-account-key-file": pki / "sa.pub",
             "service-account-signing-key-file": pki / "sa.key",
             "service-account-issuer": "https://kubernetes.default.svc",
-            "service-cluster-ip-range": SERVICE_CIDR,
+            "service-cluster-ip-range": self._place.services,
             "authorization-mode": "Node,RBAC",
             "audit-policy-file": self.folder / "audit.yaml",
             "audit-log-path": self.audit_log,
@@ -185,7 +186,7 @@ def api_server() -> Iterator[ApiServer]:
     with folders.temporary("prefixpool-api") as folder, claimed_ports(3) as ports:
         programs = Programs(folder / "logs")
         try:
-            api = ApiServer(folder, Place(_LOOPBACK, *ports), programs)
+            api = ApiServer(folder, Place(_LOOPBACK, _UNREACHED, *ports), programs)
             api.bring_up({})
             yield api
         finally:

@@ -6,9 +6,11 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 
 def folder() -> Path:
@@ -33,6 +35,26 @@ def locked(lock: Path) -> Iterator[None]:
     with lock.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+
+
+def forget_unused(place: Path, kept_s: float) -> None:
+    """`place` is in use from now on. Folders beside it that nobody has used for so long are removed."""
+    os.utime(place)
+    for folder in place.parent.glob("*/"):
+        if time.time() - folder.stat().st_mtime > kept_s:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def owned(lock: Path) -> IO[str] | None:
+    """The lock, until what is returned is closed or this process dies. None: another process has it."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    handle = lock.open("w")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        handle.close()
+        return None
+    return handle
 
 
 def _build(place: Path, build: Callable[[Path], None]) -> None:

@@ -1,6 +1,6 @@
 """A network, a mount and a process namespace for a node: what it mounts, routes, filters or forks ends with them.
 
-The node has NODE_ADDRESS; the machine reaches it, its pods and its Services by one route. Nothing inside reaches further.
+The machine reaches the node, its pods and its Services by one route. Nothing inside reaches further.
 """
 
 from __future__ import annotations
@@ -14,13 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from prefixpool_testing.cluster.errors import ClusterError
+from prefixpool_testing.cluster.network import Network
 from prefixpool_testing.cluster.programs import Programs
 
-# 198.18.0.0/15 is set aside for tests of networks (RFC 2544): it is routed nowhere.
-NETWORK: Final = "198.18.0.0/16"
-NODE_ADDRESS: Final = "198.18.0.2"
-MACHINE_ADDRESS: Final = "198.18.0.1"
-_LINK: Final = "prefixpool0"
 _STEP_S: Final = 30.0
 # Process 1 ignores SIGCHLD, so that the kernel reaps orphans.
 _HOLDER: Final = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")
@@ -38,7 +34,7 @@ _KERNEL: Final = {
 
 
 @contextmanager
-def namespaces(folder: Path) -> Iterator[tuple[str, ...]]:
+def namespaces(folder: Path, network: Network) -> Iterator[tuple[str, ...]]:
     """What to put before a command so that it runs inside. At the end everything inside is killed."""
     holder = Programs(folder / "logs")
     holder.start("namespaces", [*_HOLDER, *_HOLD])
@@ -47,11 +43,11 @@ def namespaces(folder: Path) -> Iterator[tuple[str, ...]]:
         inside = str(_inner(holder))
         enter = ("nsenter", "--target", inside, "--net", "--mount", "--pid", "--")
         _private_files(enter, folder)
-        _connect(enter, inside)
+        _connect(enter, inside, network)
         yield enter
     finally:
         holder.stop_all()
-        _disconnect()
+        _disconnect(network)
 
 
 def _inner(holder: Programs) -> int | None:
@@ -77,26 +73,26 @@ def _private_files(enter: tuple[str, ...], folder: Path) -> None:
     _run(*enter, "sh", "-ec", "\n".join(steps))
 
 
-def _connect(enter: tuple[str, ...], inside: str) -> None:
+def _connect(enter: tuple[str, ...], inside: str, network: Network) -> None:
     """One cable between machine and node, and a route through it."""
-    _disconnect()
-    _run("ip", "link", "add", _LINK, "type", "veth", "peer", "name", "eth0", "netns", inside)
-    _run("ip", "address", "add", f"{MACHINE_ADDRESS}/30", "dev", _LINK)
-    _run("ip", "link", "set", _LINK, "up")
+    _disconnect(network)
+    _run("ip", "link", "add", network.link, "type", "veth", "peer", "name", "eth0", "netns", inside)
+    _run("ip", "address", "add", f"{network.machine_address}/30", "dev", network.link)
+    _run("ip", "link", "set", network.link, "up")
     steps = (
         "ip link set lo up",
-        f"ip address add {NODE_ADDRESS}/30 dev eth0",
+        f"ip address add {network.node_address}/30 dev eth0",
         "ip link set eth0 up",
-        f"ip route add default via {MACHINE_ADDRESS}",  # programs look for one; the machine forwards nothing
+        f"ip route add default via {network.machine_address}",  # programs look for one; the machine forwards nothing
         "echo 1 > /proc/sys/net/ipv4/ip_forward",
     )
     _run(*enter, "sh", "-ec", "\n".join(steps))
-    _run("ip", "route", "add", NETWORK, "via", NODE_ADDRESS)
+    _run("ip", "route", "add", network.whole, "via", network.node_address)
 
 
-def _disconnect() -> None:
+def _disconnect(network: Network) -> None:
     """A network whose last connections still time out outlives the node, and would keep the cable for minutes."""
-    subprocess.run(["ip", "link", "delete", _LINK], capture_output=True, timeout=_STEP_S, check=False)
+    subprocess.run(["ip", "link", "delete", network.link], capture_output=True, timeout=_STEP_S, check=False)
 
 
 def _run(*argv: str) -> None:

@@ -18,40 +18,42 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Self
 
-from prefixpool_testing.cluster import cache, debian, folders, images
-from prefixpool_testing.cluster.api_server import KUBERNETES_SERVICE, NODE, SERVICE_CIDR, ApiServer, Place, as_flags
+from prefixpool_testing.cluster import debian, folders, node_files
+from prefixpool_testing.cluster.api_server import NODE, ApiServer, Place, as_flags
 from prefixpool_testing.cluster.cgroups import cgroup
 from prefixpool_testing.cluster.errors import ClusterError
-from prefixpool_testing.cluster.namespaces import NODE_ADDRESS, namespaces
+from prefixpool_testing.cluster.namespaces import namespaces
+from prefixpool_testing.cluster.network import Network, first_address, free_network, network_of
 from prefixpool_testing.cluster.programs import Programs
 from prefixpool_testing.cluster.toolchain import tool
 
-POD_CIDR: Final = "198.18.128.0/24"
 API_PORT: Final = 6443
-_CGROUP: Final = "prefixpool-node"
 _READY_S: Final = 90.0
 _IMPORT_S: Final = 300.0
 _COMMANDS: Final = ("openssl", "setpriv", "ip", "iptables", "ipset", "conntrack")
+_PACKAGES: Final = ("containerd", "runc", "containernetworking-plugins")
 
 
 class Node:
     """A running cluster."""
 
-    def __init__(self, folder: Path, enter: Sequence[str]) -> None:
+    def __init__(self, folder: Path, enter: Sequence[str], network: Network) -> None:
         self.folder = folder
+        self.network = network
         self.programs = Programs(folder / "logs", enter)
-        self.api = ApiServer(folder, Place(NODE_ADDRESS, api=API_PORT, etcd=2379, etcd_peer=2380), self.programs)
+        place = Place(network.node_address, api=API_PORT, etcd=2379, etcd_peer=2380, services=network.services)
+        self.api = ApiServer(folder, place, self.programs)
         self._enter = tuple(enter)
 
-    def to_share(self) -> tuple[str, tuple[str, ...]]:
+    def to_share(self) -> tuple[str, tuple[str, ...], int]:
         """For another process of this machine, until the node ends: what `of` takes."""
-        return str(self.folder), self._enter
+        return str(self.folder), self._enter, self.network.slot
 
     @classmethod
-    def of(cls, shared: tuple[str, Sequence[str]]) -> Self:
+    def of(cls, shared: tuple[str, Sequence[str], int]) -> Self:
         """Another process's. It can do all but start programs, and stop those that run."""
-        folder, enter = shared
-        return cls(Path(folder), enter)
+        folder, enter, slot = shared
+        return cls(Path(folder), enter, network_of(slot))
 
     # -- for tests
 
@@ -93,7 +95,7 @@ class Node:
     @contextmanager
     def cut_from_api(self, address: str) -> Iterator[None]:
         """A pod and the API server do not hear of each other while the block lasts."""
-        there = ("PREROUTING", "-s", address, "-d", KUBERNETES_SERVICE)
+        there = ("PREROUTING", "-s", address, "-d", first_address(self.network.services))
         back = ("POSTROUTING", "-d", address, "-p", "tcp", "--sport", str(API_PORT))
         with self._dropping(there, back):
             yield
@@ -134,7 +136,7 @@ class Node:
 
     def bring_up(self, archive: Path) -> None:
         """Ready to run pods of the images in an archive."""
-        self.api.bring_up({"allocate-node-cidrs": "true", "cluster-cidr": POD_CIDR, "node-cidr-mask-size": 24})
+        self.api.bring_up({"allocate-node-cidrs": "true", "cluster-cidr": self.network.pods, "node-cidr-mask-size": 24})
         self._start_containerd()
         self.load(archive)
         self._start_kubelet()
@@ -152,11 +154,12 @@ class Node:
 
     def _start_containerd(self) -> None:
         """What it starts itself it finds on PATH."""
-        packages = [debian.unpacked(name) for name in ("containerd", "runc", "containernetworking-plugins")]
+        packages = [debian.unpacked(name) for name in _PACKAGES]
         (self.folder / "cni").mkdir(exist_ok=True)
-        (self.folder / "cni/10-pods.conflist").write_text(json.dumps(_pod_network(self.folder / "cni-state")))
+        pods = node_files.pod_network(self.folder / "cni-state", self.network)
+        (self.folder / "cni/10-pods.conflist").write_text(json.dumps(pods))
         config = self.folder / "containerd.toml"
-        config.write_text(_containerd_toml(self.folder, self._socket, packages[2] / "usr/lib/cni"))
+        config.write_text(node_files.containerd_toml(self.folder, self._socket, packages[2] / "usr/lib/cni"))
         path = ":".join([*(f"{package}/usr/bin:{package}/usr/sbin" for package in packages), os.environ["PATH"]])
         server = packages[0] / "usr/bin/containerd"
         self.programs.start("containerd", [server, "--config", config], {"PATH": path})
@@ -170,13 +173,14 @@ class Node:
         return True
 
     def _start_kubelet(self) -> None:
-        config = self.folder / "kubelet.yaml"
-        config.write_text(json.dumps(_kubelet_config(self.folder, self._socket)))  # YAML contains JSON
+        (self.folder / "resolv.conf").write_text(f"nameserver {self.network.node_address}\n")
+        config = self.folder / "kubelet.yaml"  # YAML contains JSON
+        config.write_text(json.dumps(node_files.kubelet_config(self.folder, self._socket, self.network)))
         flags = {
             "config": config,
             "kubeconfig": self.api.kubeconfig_of_user(f"system:node:{NODE}"),
             "hostname-override": NODE,
-            "node-ip": NODE_ADDRESS,
+            "node-ip": self.network.node_address,
             "cert-dir": self.folder / "kubelet-pki",
         }
         self.programs.start("kubelet", [tool("kubelet"), *as_flags(flags)])
@@ -186,7 +190,7 @@ class Node:
             "kubeconfig": self.api.kubeconfig_of_user("system:kube-proxy"),
             "hostname-override": NODE,
             "proxy-mode": "iptables",
-            "cluster-cidr": POD_CIDR,
+            "cluster-cidr": self.network.pods,
             "conntrack-max-per-core": 0,  # these are the whole machine's
             "conntrack-tcp-timeout-established": "0s",
             "conntrack-tcp-timeout-close-wait": "0s",
@@ -195,10 +199,7 @@ class Node:
 
     def _start_dns(self) -> None:
         corefile = self.folder / "Corefile"
-        corefile.write_text(
-            f"cluster.local {{\n  bind {NODE_ADDRESS}\n  errors\n"
-            f"  kubernetes cluster.local {{\n    kubeconfig {self.api.kubeconfig}\n  }}\n}}\n"
-        )
+        corefile.write_text(node_files.corefile(self.api.kubeconfig, self.network))
         self.programs.start("coredns", [tool("coredns"), "-conf", corefile])
 
     def _start_policies(self) -> None:
@@ -206,7 +207,7 @@ class Node:
         flags = {
             "kubeconfig": self.api.kubeconfig,
             "hostname-override": NODE,
-            "service-cluster-ip-range": SERVICE_CIDR,
+            "service-cluster-ip-range": self.network.services,
         }
         self.programs.start("netpol", [tool("netpol"), *as_flags(flags)])
 
@@ -218,75 +219,28 @@ class Node:
         return node == "True" and account.strip() == "serviceaccount/default"
 
 
+def fetch() -> None:
+    """What a node takes from Debian's packages."""
+    debian.installed(*_COMMANDS)
+    for package in _PACKAGES:
+        debian.unpacked(package)
+
+
 @contextmanager
 def node(archive: Path) -> Iterator[Node]:
-    """One at a time on a machine. `archive`: as `images.archive()` makes it."""
+    """A few at a time on a machine. `archive`: as `images.archive()` makes it."""
     if os.geteuid() != 0:
         raise ClusterError("a node needs root: namespaces, mounts and control groups (the API server alone does not)")
-    debian.installed(*_COMMANDS)
+    fetch()
     with (
-        cache.locked(cache.folder() / "node.lock"),
+        free_network() as network,
         folders.temporary("prefixpool-node") as folder,
-        cgroup(_CGROUP),
-        namespaces(folder) as enter,
+        cgroup(network.cgroup),
+        namespaces(folder, network) as enter,
     ):
-        cluster = Node(folder, enter)
+        cluster = Node(folder, enter, network)
         try:
             cluster.bring_up(archive)
             yield cluster
         finally:
             cluster.programs.stop_all()
-
-
-def _pod_network(state: Path) -> object:
-    """Each pod on a cable of its own: all traffic is routed by the node, and so passes kube-proxy's rules."""
-    ipam = {
-        "type": "host-local",
-        "dataDir": str(state),
-        "ranges": [[{"subnet": POD_CIDR}]],
-        "routes": [{"dst": "0.0.0.0/0"}],
-    }
-    return {"cniVersion": "0.4.0", "name": "pods", "plugins": [{"type": "ptp", "ipam": ipam}]}
-
-
-def _containerd_toml(folder: Path, socket: str, cni: Path) -> str:
-    return f"""\
-version = 2
-root = "/run/prefixpool/containerd"  # in memory, and gone with the node: unpacked images are many small files
-state = "/run/prefixpool/containerd-state"
-[grpc]
-  address = "{socket}"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{images.PAUSE}"
-  restrict_oom_score_adj = true  # where the machine is a container itself, it can't be lowered
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{cni}"
-    conf_dir = "{folder}/cni"
-"""
-
-
-def _kubelet_config(folder: Path, socket: str) -> object:
-    resolv = folder / "resolv.conf"
-    resolv.write_text(f"nameserver {NODE_ADDRESS}\n")
-    return {
-        "apiVersion": "kubelet.config.k8s.io/v1beta1",
-        "kind": "KubeletConfiguration",
-        "authentication": {
-            "anonymous": {"enabled": False},
-            "webhook": {"enabled": True},
-            "x509": {"clientCAFile": str(folder / "pki/ca.crt")},
-        },
-        "authorization": {"mode": "Webhook"},
-        "containerRuntimeEndpoint": f"unix://{socket}",
-        "cgroupDriver": "cgroupfs",
-        "cgroupRoot": f"/{_CGROUP}",
-        "failCgroupV1": False,
-        "failSwapOn": False,
-        "podLogsDir": str(folder / "pods"),
-        "volumePluginDir": str(folder / "volume-plugins"),
-        "clusterDomain": "cluster.local",
-        "clusterDNS": [NODE_ADDRESS],
-        "resolvConf": str(resolv),
-        "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
-        "imageGCHighThresholdPercent": 100,
-    }

@@ -18,7 +18,6 @@ from prefixpool_router.state import RouterReport
 from prefixpool_testing import chart
 from prefixpool_testing.cluster import images
 from prefixpool_testing.cluster.kubectl import RESTRICTED
-from prefixpool_testing.cluster.namespaces import MACHINE_ADDRESS
 from prefixpool_testing.cluster.node import Node
 from prefixpool_testing.eventually import eventually
 from prefixpool_testing.operated import LOOK_S, POOLS, Place
@@ -72,11 +71,12 @@ class PoolPlace(Place):
 
     def _tests_may_enter(self) -> Raw:
         """What pools let in is their own NetworkPolicy's to say; beside it, this one lets in the tests, from outside."""
+        machine = self.cluster.network.machine_address
         return {
             "apiVersion": "networking.k8s.io/v1",
             "kind": "NetworkPolicy",
             "metadata": {"name": "tests", "namespace": self.namespace},
-            "spec": {"podSelector": {}, "ingress": [{"from": [{"ipBlock": {"cidr": f"{MACHINE_ADDRESS}/32"}}]}]},
+            "spec": {"podSelector": {}, "ingress": [{"from": [{"ipBlock": {"cidr": f"{machine}/32"}}]}]},
         }
 
     def remove(self) -> None:
