@@ -10,7 +10,6 @@ import json
 import shutil
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,17 +37,9 @@ def archive() -> Path:
         wheels.make(context)
         folder = cache.folder() / "images"
         place = folder / _digest(context, base)
-        with phases.phase("  images: built, or found in the cache"):
-            cache.built(place, lambda fresh: _build(base, context, fresh))
-    _forget_old(folder)
+        cache.built(place, lambda fresh: _build(base, context, fresh))
+    cache.forget_unused(place, _KEPT_S)
     return place / "images.tar"
-
-
-def _forget_old(folder: Path) -> None:
-    """Archives that nobody can be about to load any more."""
-    for archive_folder in folder.glob("*/"):
-        if time.time() - archive_folder.stat().st_mtime > _KEPT_S:
-            shutil.rmtree(archive_folder, ignore_errors=True)
 
 
 def _make_debian(place: Path) -> None:
@@ -68,6 +59,14 @@ def _digest(context: Path, base: Path) -> str:
 def _build(base: Path, context: Path, place: Path) -> None:
     print("building images ...", flush=True)
     layout = place / "layout"
+    with phases.phase("  images: built"):
+        _make_layout(base, context, layout)
+        _run("tar", "-C", str(layout), "-cf", str(place / "images.tar"), ".")
+    shutil.rmtree(layout)
+
+
+def _make_layout(base: Path, context: Path, layout: Path) -> None:
+    """An OCI layout of all images."""
     for target, name in (("base", _BASE), ("pause", PAUSE)):
         _bud("test.Dockerfile", target, name, base)
     for target, name in (("control", CONTROL), ("worker", WORKER)):
@@ -75,8 +74,6 @@ def _build(base: Path, context: Path, place: Path) -> None:
     for name in (PAUSE, CONTROL, WORKER):
         _buildah("push", "-q", "--disable-compression", name, f"oci:{layout}:{name}")
     _name_images(layout / "index.json")
-    _run("tar", "-C", str(layout), "-cf", str(place / "images.tar"), ".")
-    shutil.rmtree(layout)
 
 
 def _name_images(index: Path) -> None:
