@@ -54,18 +54,32 @@ test-slow: .venv/.ready ## the same, those that take half a minute and more: bot
 test-engine: setup-engine ## the same promises on real vLLM
 	@MODEL=$(MODEL) .venv-engine/bin/pytest -q -m engine e2e/engine
 
-e2e-api: .venv/.ready ## operator, router's discovery and chart on a real API server (Go on PATH)
-	@scripts/cluster tools
-	@.venv/bin/pytest -q -n 2 --dist loadfile e2e/apiserver --durations=5
+# The parts of `make e2e` mostly wait, so they run side by side. Each is a run of pytest with a node of its own (API servers of its
+# own: `api`); what it leaves is in build/e2e/PART.
+E2E_PARTS := api pools releases accidents
+E2E_api := -n 2 --dist loadfile e2e/apiserver
+E2E_pools := -n $(POOLS_AT_ONCE) --dist worksteal -m "not engine and not alone" e2e/cluster
+E2E_RELEASES := e2e/cluster/test_cluster_upgrade.py e2e/cluster/test_helm_release.py
+E2E_releases := -m alone $(E2E_RELEASES)
+E2E_accidents := -m alone e2e/cluster $(E2E_RELEASES:%=--ignore=%)
 
-e2e: export PREFIXPOOL_PHASES := $(CURDIR)/build/e2e/phases.tsv
-e2e: .venv/.ready ## the same, then a whole one-node Kubernetes with our images (root, Go on PATH)
-	@mkdir -p build/e2e && rm -f $(PREFIXPOOL_PHASES)
-	@scripts/cluster prepare
-	@.venv/bin/pytest -q -n 2 --dist loadfile e2e/apiserver --durations=5
-	@.venv/bin/pytest -q -n $(POOLS_AT_ONCE) --dist worksteal -m "not engine and not alone" e2e/cluster --durations=5
-	@.venv/bin/pytest -q -m alone e2e/cluster --durations=5
-	@scripts/cluster phases
+e2e: .venv/.ready ## all parts of it, side by side: an API server, then a whole one-node Kubernetes with our images (root, Go on PATH)
+	@rm -rf build/e2e
+	@failed=0; $(MAKE) -s -k -j $(words $(E2E_PARTS)) $(E2E_PARTS:%=e2e-%) || failed=1; scripts/cluster phases; exit $$failed
+
+e2e-api: e2e-api-programs ## operator, router's discovery and chart on a real API server (Go on PATH)
+e2e-pools: e2e-prepared ## pools on one node, POOLS_AT_ONCE=2 tests at a time (root, from here on)
+e2e-releases: e2e-prepared ## install, upgrade and uninstall, one test after the other on a node
+e2e-accidents: e2e-prepared ## two minutes of accidents under load, operators that are away; as e2e-releases
+$(E2E_PARTS:%=e2e-%): e2e-%: .venv/.ready
+	@rm -rf build/e2e/$*
+	@PREFIXPOOL_E2E=$(CURDIR)/build/e2e/$* .venv/bin/pytest -v $(E2E_$*) --durations=5 2>&1 | (trap '' INT; sed -u '/^e2e\/.* $$/d; s/^/$*: /')
+
+e2e-api-programs: .venv/.ready
+	@PREFIXPOOL_E2E=$(CURDIR)/build/e2e/api-programs scripts/cluster tools api
+
+e2e-prepared: .venv/.ready
+	@PREFIXPOOL_E2E=$(CURDIR)/build/e2e/prepared scripts/cluster prepare
 
 e2e-vllm: setup-engine .venv/.ready ## two real vLLM replicas in that Kubernetes, their 6 GB mounted rather than in an image
 	@scripts/cluster tools
@@ -119,4 +133,4 @@ bench: .venv/.ready setup-engine ## figures: decision, memory, agents, router be
 clean: ## remove environments and build outputs of this checkout
 	@rm -rf .venv .venv-engine build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup setup-engine model check test test-slow test-engine e2e-api e2e e2e-vllm wheels soak demo demo-spill docs crds bench clean
+.PHONY: help setup setup-engine model check test test-slow test-engine e2e $(E2E_PARTS:%=e2e-%) e2e-api-programs e2e-prepared e2e-vllm wheels soak demo demo-spill docs crds bench clean

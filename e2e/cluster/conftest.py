@@ -1,4 +1,4 @@
-"""A whole one-node Kubernetes with the product in it, for all tests. What a failed one leaves is in build/e2e/.
+"""A whole one-node Kubernetes with the product in it, for all tests. What a failed one leaves is below build/e2e/.
 
 With `pytest -n` the first process has the node, and those that it starts run tests on it, each in namespaces of its own.
 """
@@ -19,7 +19,6 @@ from prefixpool_testing.cluster import images, phases
 from prefixpool_testing.cluster.node import Node, node
 from prefixpool_testing.cluster.product import PoolPlace, install, pool_place
 
-OUT = Path(__file__).parents[2] / "build/e2e"
 _CALL = pytest.StashKey[pytest.TestReport]()
 _SHARED = pytest.StashKey[Node]()
 _UNTIL_THE_END = pytest.StashKey[ExitStack]()
@@ -35,7 +34,7 @@ def product() -> Iterator[Node]:
             try:
                 install(running)
             except BaseException:
-                running.collect(OUT / "install")
+                running.collect(phases.out() / "install")
                 raise
         yield running
 
@@ -83,7 +82,7 @@ async def place(cluster: Node, removals: Removals, request: pytest.FixtureReques
         yield own
         report = request.node.stash.get(_CALL, None)
         if report is not None and report.failed:
-            cluster.collect(OUT / request.node.name)
+            cluster.collect(phases.out() / request.node.name)
         if request.node.get_closest_marker("alone"):
             await asyncio.to_thread(own.remove)  # the next one may take away the kind, or the API
         else:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from prefixpool_testing.cluster import phases
 from prefixpool_testing.cluster.product import POOL_S, PoolPlace
 
-SHOWN = Path(__file__).parents[2] / "build/e2e/shown"
+SHOWN = phases.OUT / "shown"
 
 
 async def keep(place: PoolPlace, state: str, pool: str) -> str:

@@ -11,17 +11,18 @@ from pathlib import Path
 from prefixpool_testing.cluster import images, phases, toolchain, wheels
 from prefixpool_testing.cluster.api_server import ApiServer, api_server
 from prefixpool_testing.cluster.errors import ClusterError
-from prefixpool_testing.cluster.node import node
+from prefixpool_testing.cluster.node import fetch, node
 from prefixpool_testing.cluster.product import install
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/cluster", description="A real Kubernetes on this machine, until Ctrl-C.")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("tools", help="build Kubernetes' programs into the cache")
+    tools = commands.add_parser("tools", help="build Kubernetes' programs into the cache")
+    tools.add_argument("groups", nargs="*", choices=[[], *toolchain.GROUPS], help="these (default: all)")
     commands.add_parser("images", help="build the images into the cache")
     commands.add_parser("prepare", help="both")
-    commands.add_parser("phases", help="what the tests took that PREFIXPOOL_PHASES tells of")
+    commands.add_parser("phases", help="what the last `make e2e` took, as a table")
     commands.add_parser("wheels", help="the build context of images/Dockerfile").add_argument("folder", type=Path)
     commands.add_parser("api", help="the API server alone")
     commands.add_parser("node", help="a whole node, with operators of this checkout")
@@ -34,7 +35,8 @@ def main() -> None:
 
 def _run(chosen: argparse.Namespace) -> None:
     if chosen.command == "tools":
-        toolchain.build_all()
+        with phases.phase("programs"):
+            toolchain.build(*chosen.groups)
     elif chosen.command == "images":
         print(images.archive())
     elif chosen.command == "prepare":
@@ -53,10 +55,15 @@ def _run(chosen: argparse.Namespace) -> None:
 
 
 def _prepare() -> None:
-    """Beside each other: images wait for downloads, programs for the compiler."""
+    """Beside each other: images and packages wait for downloads, programs for the compiler."""
     with phases.phase("programs and images"), ThreadPoolExecutor() as threads:
-        for one in (threads.submit(toolchain.build_all), threads.submit(images.archive)):
+        for one in (threads.submit(toolchain.build), threads.submit(_fetch)):
             one.result()
+
+
+def _fetch() -> None:
+    fetch()
+    images.archive()
 
 
 def _stay(api: ApiServer) -> None:

@@ -1,6 +1,6 @@
 """What `make e2e` spends its time on: noted by whoever goes through a phase, shown at the end as a table.
 
-The file to note it in is named by PREFIXPOOL_PHASES; without it nothing is.
+Parts of it run side by side. The folder of what a part leaves is named by PREFIXPOOL_E2E; without it nothing is noted.
 """
 
 from __future__ import annotations
@@ -10,11 +10,35 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 import pytest
 
-_FILE: Final = "PREFIXPOOL_PHASES"
+OUT: Final = Path(__file__).parents[3] / "build/e2e"
+_PART: Final = "PREFIXPOOL_E2E"
+_FILE: Final = "phases.tsv"
+
+
+class _Phase(NamedTuple):
+    """One that ended; times of the clock, in seconds. A name with leading blanks is a part of the next without."""
+
+    began_s: float
+    took_s: float
+    name: str
+
+    @classmethod
+    def of(cls, line: str) -> Self:
+        began_s, took_s, name = line.split("\t")
+        return cls(float(began_s), float(took_s), name)
+
+    @property
+    def detail(self) -> bool:
+        return self.name.startswith(" ")
+
+
+def out() -> Path:
+    """Where the tests of this process leave what is to be looked at: the folder of their part, if they are one."""
+    return Path(os.environ.get(_PART, OUT))
 
 
 @contextmanager
@@ -26,20 +50,29 @@ def phase(name: str) -> Iterator[None]:
 
 
 def note(name: str, took_s: float) -> None:
-    """A line of the table. Leading blanks of the name say that it is a part of the next line without."""
-    if place := os.environ.get(_FILE):
-        with Path(place).open("a") as file:
-            file.write(f"{took_s:.1f}\t{name}\n")
+    """A line of the table, for what ends now. Leading blanks of the name say that it is a part of the next line without."""
+    if _PART in os.environ:
+        out().mkdir(parents=True, exist_ok=True)
+        with (out() / _FILE).open("a") as file:
+            file.write(f"{time.time() - took_s:.1f}\t{took_s:.1f}\t{name}\n")
 
 
-def table() -> str:
-    """Minutes and seconds by phase, in the order in which they ended."""
-    place = os.environ.get(_FILE)
-    if not place or not Path(place).exists():
+def table(folder: Path = OUT) -> str:
+    """When each phase began and what it took, in minutes and seconds; part by part. At the end: from first to last."""
+    parts = [list(map(_Phase.of, file.read_text().splitlines())) for file in folder.glob(f"*/{_FILE}")]
+    rows = [row for part in sorted(filter(None, parts), key=_began_s) for row in part]
+    if not rows:
         return ""
-    rows = [line.partition("\t") for line in Path(place).read_text().splitlines()]
-    whole_s = sum(float(took) for took, _, name in rows if not name.startswith(" "))
-    return "\n".join(f"{_minutes(float(took))}  {name}" for took, _, name in [*rows, (f"{whole_s}", "", "in all")])
+    first_s = _began_s(rows)
+    whole_s = max(row.began_s + row.took_s for row in rows) - first_s
+    lines = [
+        f"{' ' * 6 if row.detail else _minutes(row.began_s - first_s)}  {_minutes(row.took_s)}  {row.name}" for row in rows
+    ]
+    return "\n".join((" began    took", *lines, f"{' ' * 6}  {_minutes(whole_s)}  in all"))
+
+
+def _began_s(rows: list[_Phase]) -> float:
+    return min(row.began_s for row in rows if not row.detail)
 
 
 def _minutes(seconds: float) -> str:
@@ -73,5 +106,5 @@ def noted(config: pytest.Config, folder: str) -> None:
     """Registers the plugin for a folder of tests, unless this process runs them for another one."""
     if not hasattr(config, "workerinput"):
         at_once = config.getoption("numprocesses", None)
-        name = f"{folder}, {at_once} at once" if at_once else f"{folder}, one after the other"
-        config.pluginmanager.register(TestFiles(folder, name))
+        how = f"{at_once} at once" if at_once else "one after the other"
+        config.pluginmanager.register(TestFiles(folder, f"{out().name}: {folder}, {how}"))

@@ -31,7 +31,7 @@ class _Group(NamedTuple):
 
 
 _KUBERNETES: Final = ("k8s.io/component-base/version.gitVersion", "k8s.io/client-go/pkg/version.gitVersion")
-_GROUPS: Final = {
+GROUPS: Final = {
     "api": _Group(
         "kubernetes",
         "k8s.io/kubernetes",
@@ -56,16 +56,16 @@ _GROUPS: Final = {
 
 def tool(name: str) -> Path:
     """The program `name`; builds it and its companions when the cache lacks them."""
-    for key, group in _GROUPS.items():
+    for key, group in GROUPS.items():
         if any(package.rpartition("/")[2] == name for package in group.packages):
             return cache.built(_place(key, group), lambda place: _build(key, group, place)) / name  # noqa: B023
     raise ClusterError(f"no Go module of e2e/cluster/go makes {name!r}")
 
 
-def build_all() -> None:
-    """Everything that `make e2e` needs."""
-    for group in _GROUPS.values():
-        tool(group.packages[0].rpartition("/")[2])
+def build(*groups: str) -> None:
+    """Some of `GROUPS`, or all: everything that `make e2e` needs."""
+    for name in groups or GROUPS:
+        tool(GROUPS[name].packages[0].rpartition("/")[2])
 
 
 def _version(group: _Group) -> str:
