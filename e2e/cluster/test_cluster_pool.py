@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prefixpool_testing.cluster.product import PoolPlace
+from prefixpool_testing.cluster.product import POOL_S, PoolPlace
 from prefixpool_testing.eventually import eventually
 from prefixpool_testing.operated import LOOK_S
 from prefixpool_testing.pool_client import COMPLETIONS
@@ -47,7 +47,7 @@ async def test_changed_engine_arguments_roll_without_a_failed_request(place: Poo
     async with place.ready_counts("roll") as ready, traffic([client]) as seen:
         await seen.more(20)
         await place.apply("roll", replicas=3, engine={"kind": "sim", "extraArgs": ["--time-scale=0.5"]})
-        await place.until_ready("roll", 3)
+        await place.until_ready("roll", 3, within_s=3 * POOL_S)  # one after the other
         await seen.more(20)
     assert not seen.failures
     assert min(ready) >= 2
