@@ -228,10 +228,11 @@ class ToyCluster:
         made = {"type": "PodReadyToStartContainers", "status": "False", "lastTransitionTime": STAMP}
         self.pods[name]["status"] = {"phase": "Pending", "conditions": [made]}
 
-    def warn(self, obj: Raw, message: str, *, stamp: str = STAMP) -> None:
+    def warn(self, obj: Raw, message: str, *, reason: str = "Failed", stamp: str = STAMP) -> None:
         """An Event about an object."""
         subject = {"uid": obj["metadata"]["uid"]}
-        self.warnings.append({"metadata": {}, "involvedObject": subject, "message": message, "lastTimestamp": stamp})
+        event = {"metadata": {}, "involvedObject": subject, "reason": reason, "message": message, "lastTimestamp": stamp}
+        self.warnings.append(event)
 
     def terminate(self, name: str) -> None:
         self.pods[name]["metadata"].setdefault("deletionTimestamp", STAMP)

@@ -11,6 +11,7 @@ from prefixpool_operator.timestamp import seconds
 
 RECENT_S: Final = 600.0  # a kubelet that fails again and again says so at least every five minutes
 _ASKED: Final = 8  # objects of one pool
+_RUNNING: Final = frozenset({"Unhealthy", "ProbeWarning", "BackOff", "FailedPreStopHook", "FailedPostStartHook"})
 _VAGUE: Final = "Unable to attach or mount volumes"  # stands beside an Event that says why
 
 
@@ -21,11 +22,16 @@ def subjects(makers: Iterable[Raw | None], pods: Iterable[Raw]) -> list[str]:
 
 
 def said(warnings: Iterable[Raw], uid: str, since_s: float) -> str:
-    """What was warned of since then about one object, every message once; "" if nothing was."""
+    """What was warned of since then about one object, every message once; "" if nothing was.
+
+    Words about containers that run, or did, say nothing of why some cannot be made.
+    """
     messages = {
         str(one.get("message") or "").strip()
         for one in warnings
-        if (one.get("involvedObject") or {}).get("uid") == uid and _last_s(one) >= since_s
+        if (one.get("involvedObject") or {}).get("uid") == uid
+        and one.get("reason") not in _RUNNING
+        and _last_s(one) >= since_s
     }
     return "; ".join(sorted(one for one in messages if one and not one.startswith(_VAGUE)))
 

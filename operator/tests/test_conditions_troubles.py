@@ -275,6 +275,15 @@ def test_a_missing_secret_is_told_in_the_kubelets_words() -> None:
     assert cluster.said()["Degraded"] == "True MountFailed"
 
 
+def test_a_probe_that_failed_is_not_taken_for_a_mount_that_did() -> None:
+    """Seen on a slow node, whose kubelet tells late that containers were made."""
+    cluster = settled()
+    cluster.unmake("chat-0")
+    cluster.warn(cluster.pods["chat-0"], "Readiness probe failed: connection refused", reason="Unhealthy")
+    cluster.reconcile()
+    assert cluster.said()["Degraded"] == "False Healthy"
+
+
 def test_a_pod_without_volumes_or_network_where_events_may_not_be_read() -> None:
     cluster = settled()
     cluster.unmake("chat-0")
