@@ -54,23 +54,21 @@ test-slow: .venv/.ready ## the same, those that take half a minute and more: bot
 test-engine: setup-engine ## the same promises on real vLLM
 	@MODEL=$(MODEL) .venv-engine/bin/pytest -q -m engine e2e/engine
 
-# The parts of `make e2e` mostly wait, so they run side by side. Each is a run of pytest with a node of its own (API servers of its
-# own: `api`); what it leaves is in build/e2e/PART.
-E2E_PARTS := api pools releases accidents
+# The parts of `make e2e`, two side by side on two cores: with more, pods start so slowly that deadlines pass. Each is a run of
+# pytest with a node of its own (API servers of its own: `api`); what it leaves is in build/e2e/PART.
+E2E_PARTS := api alone pools
 E2E_api := -n 2 --dist loadfile e2e/apiserver
+E2E_alone := -m alone e2e/cluster
 E2E_pools := -n $(POOLS_AT_ONCE) --dist worksteal -m "not engine and not alone" e2e/cluster
-E2E_RELEASES := e2e/cluster/test_cluster_upgrade.py e2e/cluster/test_helm_release.py
-E2E_releases := -m alone $(E2E_RELEASES)
-E2E_accidents := -m alone e2e/cluster $(E2E_RELEASES:%=--ignore=%)
+PARTS_AT_ONCE ?= 2
 
-e2e: .venv/.ready ## all parts of it, side by side: an API server, then a whole one-node Kubernetes with our images (root, Go on PATH)
+e2e: .venv/.ready ## operator, router and chart on a real API server, then on a whole one-node Kubernetes with our images (root, Go on PATH)
 	@rm -rf build/e2e
-	@failed=0; $(MAKE) -s -k -j $(words $(E2E_PARTS)) $(E2E_PARTS:%=e2e-%) || failed=1; scripts/cluster phases; exit $$failed
+	@failed=0; $(MAKE) -s -k -j $(PARTS_AT_ONCE) $(E2E_PARTS:%=e2e-%) || failed=1; scripts/cluster phases; exit $$failed
 
-e2e-api: e2e-api-programs ## operator, router's discovery and chart on a real API server (Go on PATH)
-e2e-pools: e2e-prepared ## pools on one node, POOLS_AT_ONCE=2 tests at a time (root, from here on)
-e2e-releases: e2e-prepared ## install, upgrade and uninstall, one test after the other on a node
-e2e-accidents: e2e-prepared ## two minutes of accidents under load, operators that are away; as e2e-releases
+e2e-api: e2e-api-programs ## its first part: a real API server, no pods that run (Go on PATH)
+e2e-alone: e2e-prepared ## tests that take a node for themselves: accidents, upgrades, operators that are away (root, from here on)
+e2e-pools: e2e-prepared ## pools on one node, POOLS_AT_ONCE=2 tests at a time
 $(E2E_PARTS:%=e2e-%): e2e-%: .venv/.ready
 	@rm -rf build/e2e/$*
 	@PREFIXPOOL_E2E=$(CURDIR)/build/e2e/$* .venv/bin/pytest -v $(E2E_$*) --durations=5 2>&1 | (trap '' INT; sed -u '/^e2e\/.* $$/d; s/^/$*: /')

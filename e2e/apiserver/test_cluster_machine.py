@@ -82,3 +82,10 @@ def test_the_table_tells_when_parts_began_and_what_all_of_it_took(tmp_path: Path
     assert shown[-2:] == ["  1:00   10:00  pools: e2e/cluster", "         11:00  in all"]
     assert "          0:30    file" in shown
     assert shown.index("          0:30    file") + 1 == shown.index("  0:00    5:00  api: e2e/apiserver")
+
+
+def test_the_table_shows_a_part_that_was_cut_short(tmp_path: Path) -> None:
+    """It once ended in a traceback."""
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone/phases.tsv").write_text("1000\t60\t  the node, with the product\n")
+    assert phases.table(tmp_path).splitlines()[1:] == ["          1:00    the node, with the product", "          1:00  in all"]

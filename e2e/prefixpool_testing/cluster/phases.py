@@ -72,7 +72,8 @@ def table(folder: Path = OUT) -> str:
 
 
 def _began_s(rows: list[_Phase]) -> float:
-    return min(row.began_s for row in rows if not row.detail)
+    """Of a part that was cut short there may be details only."""
+    return min(row.began_s for row in [row for row in rows if not row.detail] or rows)
 
 
 def _minutes(seconds: float) -> str:
