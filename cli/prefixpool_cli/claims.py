@@ -31,15 +31,19 @@ class Claims:
         self.close()
 
     def take(self, name: str) -> bool:
-        """False if anybody has it already, this owner included. Raises OSError if no more files may be open."""
+        """False if anybody has it already, this owner included. Raises OSError if no more files may be open.
+
+        Where a sandbox forbids such names, only this owner knows of its claims.
+        """
+        if name in self._held:
+            return False
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             claim.bind(f"\0{_PREFIX}{name}")
         except OSError as error:
-            claim.close()
             if error.errno == errno.EADDRINUSE:
+                claim.close()
                 return False
-            raise
         self._held[name] = claim
         return True
 

@@ -1,5 +1,6 @@
 """Claims on ports and cores: one owner each, whoever asks, and none behind a process that is gone."""
 
+import errno
 import signal
 import socket
 import sys
@@ -65,6 +66,23 @@ def test_claims_of_a_forgotten_owner_are_given_back() -> None:
 
 def test_where_the_kernel_tells_nothing_nothing_is_known_to_be_claimed(tmp_path: Path) -> None:
     assert claimed(tmp_path / "none") == set()
+
+
+class Forbidden(socket.socket):
+    """In a sandbox without abstract names."""
+
+    def bind(self, _: object) -> None:
+        raise PermissionError(errno.EACCES, "permission denied")
+
+
+def test_pool_did_not_start_in_a_sandbox_without_abstract_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as sandbox, Claims() as claims:
+        sandbox.setattr("prefixpool_cli.claims.socket.socket", Forbidden)
+        assert claims.take(NAME)
+        assert not claims.take(NAME)
+        claims.release(NAME)
+        assert claims.take(NAME)
+        assert [binding.cores for binding in cores.bind(claims, 2, [4, 5], 2)] == [(4,), (5,)]
 
 
 # -- ports
