@@ -8,7 +8,6 @@ below the file system, block by block, keeps its name: who does that for two poo
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
@@ -61,10 +60,17 @@ class DiskName:
             if replace:
                 mine.replace(self._path)
             else:
-                with contextlib.suppress(FileExistsError):  # another was faster
-                    os.link(mine, self._path)
+                self._appear(mine)
         finally:
             mine.unlink(missing_ok=True)
+
+    def _appear(self, mine: Path) -> None:
+        try:
+            os.link(mine, self._path)
+        except FileExistsError:
+            pass  # another was faster
+        except OSError:  # a file system without hard links (SMB, object stores), or worse, which shows now
+            mine.replace(self._path)
 
     def _found(self) -> _Found | None:
         """None: it has none. Raises OSError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -32,6 +33,18 @@ def test_directory_has_one_name_for_all_who_have_it(maps: Path, tmp_path: Path) 
     assert DiskName(maps).ask() == name
     assert [path.name for path in maps.iterdir()] == [FILE]
     assert DiskName(tmp_path / "others").ask() != name
+
+
+def test_directory_without_hard_links_was_never_named(maps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "operation not supported")
+
+    monkeypatch.setattr(os, "link", fails)
+    names = [DiskName(maps) for _ in range(8)]
+    asked_at_once(names)
+    (name,) = {each.ask() for each in names}
+    assert re.fullmatch("[0-9a-f]{32}", name)
+    assert [path.name for path in maps.iterdir()] == [FILE]
 
 
 def test_directory_that_is_made_anew_has_another_name(maps: Path) -> None:
