@@ -36,6 +36,13 @@ class Seen(NamedTuple):
     def __bool__(self) -> bool:
         return bool(self.found or self.gone)
 
+    def parts(self, most: int) -> Iterator[Seen]:
+        """The same in portions of so many blocks at most; none if nothing is new."""
+        for at in range(0, len(self.gone), most):
+            yield Seen([], self.gone[at : at + most])
+        for at in range(0, len(self.found), most):
+            yield Seen(self.found[at : at + most], [])
+
 
 class DiskFolder:
     """The chunks of one model. Of models with several KV groups the first is looked at, as residency does."""
@@ -43,45 +50,57 @@ class DiskFolder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[str, int] = {}  # name -> block; of chunks without a known place, too
+        self._unread: set[int] = set()  # blocks whose heads could not be read: perhaps only for a moment
         self.steps = 0  # answers of the disk: a look at many chunks takes long, one that hangs gets no further
 
     def look(self) -> Seen:
         """What came and went. Raises OSError if there is no such folder."""
         names = dict(self._chunks())
         gone = [self._known.pop(name) for name in list(self._known) if name not in names]
-        found: list[tuple[int, DiskBlock]] = []
-        for name, path in names.items():
-            if name not in self._known and (head := self._head(path)) is not None:
-                self._known[name] = hash_ = _hash(head.key)
-                if head.tokens:
-                    found.append((head.tokens, DiskBlock(hash_, _hash(head.parent) if head.parent else None)))
-        return Seen([block for _, block in sorted(found)], gone)
+        found: dict[int, list[DiskBlock]] = {}  # by depth: to sort so many at once would keep all other threads waiting
+        self._unread = set()
+        for name, part in names.items():
+            if name in self._known:
+                continue
+            if (head := self._head(part, name)) is None:
+                self._unread.add(_named(name))
+                continue
+            self._known[name] = hash_ = _hash(head.key)
+            if head.tokens:
+                found.setdefault(head.tokens, []).append(DiskBlock(hash_, _hash(head.parent) if head.parent else None))
+        return Seen([block for tokens in sorted(found) for block in found[tokens]], gone)
 
     @property
     def known(self) -> set[int]:
-        """The blocks that lay there at the last look."""
-        return set(self._known.values())
+        """The blocks that lay there at the last look, those included whose heads could not be read."""
+        return set(self._known.values()) | self._unread
 
     def lying(self) -> set[int]:
         """The blocks that lie there now, by the names of their files: quicker than a look. Raises OSError."""
-        return {_hash(bytes.fromhex(name.removesuffix(SUFFIX))) for name, _ in self._chunks()}
+        return {_named(name) for name, _ in self._chunks()}
 
-    def _chunks(self) -> Iterator[tuple[str, Path]]:
+    def _chunks(self) -> Iterator[tuple[str, str]]:
+        """Names, and the folders that they are in: paths of a million files would take half a gigabyte."""
         for part in os.scandir(self._folder):
             self.steps += 1
             if len(part.name) != 2 or not part.is_dir():
                 continue
             for file in os.scandir(part.path):
                 if _NAME.fullmatch(file.name):
-                    yield file.name, Path(file.path)
+                    yield file.name, part.path
 
-    def _head(self, path: Path) -> Head | None:
+    def _head(self, part: str, name: str) -> Head | None:
         self.steps += 1
         try:
-            with path.open("rb", buffering=0) as file:
+            with open(os.path.join(part, name), "rb", buffering=0) as file:
                 return decode(file.read(HEAD_BYTES))
         except (OSError, ChunkError):
             return None
+
+
+def _named(name: str) -> int:
+    """The block of a chunk's file."""
+    return _hash(bytes.fromhex(name.removesuffix(SUFFIX)))
 
 
 def _hash(key: bytes) -> int:

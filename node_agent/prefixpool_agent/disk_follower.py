@@ -26,6 +26,7 @@ from prefixpool_agent.residency import Residency
 LOOK_S: Final = 2.0
 SHARE: Final = 0.05  # of the time, at most, goes into looking
 LATE_S: Final = 10.0  # without an answer: the disk hangs
+PORTION: Final = 2048  # blocks told at once: a large directory takes seconds, and all else waits meanwhile
 CLOSE_S: Final = 2.0  # for the last words of an agent that ends
 
 T = TypeVar("T")
@@ -118,23 +119,25 @@ class DiskFollower:
             self._folder, self._life = DiskFolder(Path(place.path)), life
         folder = self._folder
         seen = await self._ask(folder.look, lambda: folder.steps)
-        if not self._current(place, life):
-            self._folder = None  # for another picture all is looked at anew
-        elif seen:
-            self._follower.disk([], seen.found, seen.gone)
+        for part in seen.parts(PORTION):
+            if not self._current(place, life):
+                self._folder = None  # for another picture all is looked at anew
+                break
+            self._follower.disk([], part.found, part.gone)
+            await asyncio.sleep(0)
         return folder
 
     async def _texts(self, place: _Place, folder: DiskFolder) -> None:
-        """Facts about texts are true in any life. Map by map: a large one takes tenths of a second."""
-        news = await self._ask(place.maps.read)
+        """Facts about texts are true in any life."""
+        rows = place.residency.take_news()
+        news = await self._ask(lambda: place.maps.read(rows))
         place.residency.counts["map_damaged"] += news.damaged
         for one in news.maps:
             if self._follower.residency is not place.residency:
                 return
             self._follower.disk([one], [], [])
             await asyncio.sleep(0)
-        rows = place.residency.take_news()
-        await self._ask(lambda: place.maps.write(rows, folder.known))
+        await self._ask(lambda: place.maps.write([], folder.known))
 
     async def _leave(self, place: _Place) -> None:
         """What a dead engine's prompts said, of what lies there now: of its last chunks it told nobody."""

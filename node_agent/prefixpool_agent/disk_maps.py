@@ -33,10 +33,10 @@ BEAT_S: Final = 60.0
 LEASE_S: Final = 1800.0  # without a sign of life; looks at a large directory are minutes apart, and to be wrong does no harm
 MERGED: Final = 4  # pieces of like size at once, so that each row is written a few times, however many there are
 GONE: Final = 4  # one of so many told chunks is gone: time to tell the rest anew
+PORTION: Final = 4096  # blocks of a map that are told at once
 WAITING: Final = 65_536  # blocks that are known and do not lie on disk (yet)
 _ALIVE: Final = ".alive"
 _LOCK: Final = "collector"
-_TEMPORARY: Final = ".tmp"
 
 Row = tuple[int, Facts]
 
@@ -44,7 +44,7 @@ Row = tuple[int, Facts]
 class News(NamedTuple):
     """Since the last look."""
 
-    maps: list[bytes]  # as `Residency.restore` takes them
+    maps: list[bytes]  # as `Residency.restore` takes them, each small enough for an event loop
     damaged: int  # files that are no maps, or not whole
 
 
@@ -73,9 +73,11 @@ class DiskMaps:
 
     # -- what others told
 
-    def read(self) -> News:
-        """What is new. Raises OSError."""
-        maps, before = [], len(self._bad)
+    def read(self, rows: Iterable[Row] = ()) -> News:
+        """What is new. `rows`: what was learned here meanwhile; it waits to be told unless others did. Raises OSError."""
+        self._wait(rows)
+        maps: list[bytes] = []
+        before = len(self._bad)
         for one in sorted(self._unread()):
             with contextlib.suppress(OSError):  # the next look shows
                 data = self._content(str(one))
@@ -85,8 +87,7 @@ class DiskMaps:
                     self._bad.add(str(one))
                     continue
                 self._numbers(one.writer).add(one)
-                self._is_told(body)
-                maps.append(body)
+                maps += self._heard(body)
         return News(maps, len(self._bad) - before)
 
     def _unread(self) -> Iterator[Segment]:
@@ -99,11 +100,15 @@ class DiskMaps:
             elif one.writer != self._writer and not self._numbers(one.writer).has(one):
                 yield one
 
-    def _is_told(self, body: bytes) -> None:
-        """By another: what waits to be told and is the same need not be."""
-        for block, facts in saved.load(body, self._kind) or ():
+    def _heard(self, body: bytes) -> list[bytes]:
+        """In portions. What waits to be told and is the same need not be any more."""
+        rows = saved.load(body, self._kind)
+        if rows is None:
+            return [body]  # it is refused whole
+        for block, facts in rows:
             if (mine := self._waiting.get(block)) is not None and _pairs(mine) <= _pairs(facts):
                 del self._waiting[block]
+        return [saved.dump(self._kind, rows[at : at + PORTION]) for at in range(0, len(rows), PORTION)]
 
     def _numbers(self, writer: str) -> Numbers:
         return self._read.setdefault(writer, Numbers())
@@ -117,11 +122,7 @@ class DiskMaps:
 
     def write(self, rows: Iterable[Row], lying: Set[int]) -> None:
         """Tell, of what was learned, what lies on disk. Raises OSError; what could not be told waits for the next time."""
-        for block, facts in rows:
-            self._waiting[block] = facts
-            self._waiting.move_to_end(block)
-        while len(self._waiting) > WAITING:
-            self._waiting.popitem(last=False)
+        self._wait(rows)
         if GONE * len(self._told - lying) > len(self._told):  # before anything is told: what is merged was there to be read
             self._told = self._merge(self._pieces, lying)
         elif len(run := self._alike()) >= MERGED:
@@ -131,10 +132,18 @@ class DiskMaps:
         for block, _ in ready:
             del self._waiting[block]
         if self._clock() - self._beat_s >= BEAT_S:
-            self._beat_s = self._clock()
-            self._inherit(lying)
             if self._pieces:
+                self._folder.mkdir(mode=0o700, exist_ok=True)
                 self._folder.joinpath(f"{self._writer}{_ALIVE}").touch(mode=0o600)
+            self._inherit(lying)
+            self._beat_s = self._clock()  # last: what fails is tried again at each look, lest it look well in between
+
+    def _wait(self, rows: Iterable[Row]) -> None:
+        for block, facts in rows:
+            self._waiting[block] = facts
+            self._waiting.move_to_end(block)
+        while len(self._waiting) > WAITING:
+            self._waiting.popitem(last=False)
 
     def _tell(self, rows: Sequence[Row]) -> None:
         if not rows:
@@ -193,7 +202,7 @@ class DiskMaps:
 
     def _take_over(self, dead: Container[str], lying: Container[int]) -> None:
         """Ours first, then theirs go: at no moment is it nobody's."""
-        names = sorted(name for name in self._names() if map_segment.writer(name) in dead)
+        names = sorted((name for name in self._names() if map_segment.writer(name) in dead), key=map_segment.age)
         parts, over = [], []
         for name in names:
             told = saved.parse(self._body(name))
@@ -231,7 +240,7 @@ class DiskMaps:
     def _put(self, one: Segment, rows: Iterable[Row]) -> None:
         """Whole or not at all, even if the machine loses power: older files may go behind this."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        fresh = self._folder / f"{one}{_TEMPORARY}"
+        fresh = self._folder / f"{one}{map_segment.TEMPORARY}"
         with open(fresh, "wb", opener=_private) as file:
             file.write(map_segment.seal(saved.dump(self._kind, rows)))
             file.flush()

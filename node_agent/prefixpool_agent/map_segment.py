@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import mmh3
 
 SUFFIX: Final = ".map"
+TEMPORARY: Final = ".tmp"  # behind the name of a piece that is being written
 _MAGIC: Final = b"PPMAP001"
 _CHECKSUM_BYTES: Final = 16
 _NAME: Final = re.compile(r"([0-9a-f]{16})\.(\d{1,15})-(\d{1,15})\.map")
@@ -44,6 +45,12 @@ def writer(name: str) -> str:
     """Whose file it is, of whatever kind; "": nobody's."""
     found = _WRITER.match(name)
     return found[1] if found else ""
+
+
+def age(name: str) -> tuple[str, int]:
+    """To sort files by, of each writer the older pieces first; one that was merged is as old as its last part."""
+    one = segment(name.removesuffix(TEMPORARY))
+    return writer(name), one.last if one is not None else 0
 
 
 def seal(body: bytes) -> bytes:

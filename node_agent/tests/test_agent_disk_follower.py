@@ -58,9 +58,11 @@ class FakeFollower:
         self.store = ""
         self.found: list[Any] = []
         self.maps: list[list[bytes]] = []
+        self.portions: list[int] = []
 
     def disk(self, maps: list[bytes], found: list[Any], gone: list[int]) -> None:
         self.found += found
+        self.portions.append(len(found))
         self.maps += [maps] if maps else []
 
     def mounts(self, store: str) -> None:
@@ -140,6 +142,40 @@ async def test_maps_were_read_again_for_each_start_of_the_engine(chunks: DiskSto
         disk.soon()
         await eventually(lambda: is_(len(follower.found) == 2), what="the chunks are told to the new picture")
         assert len(follower.maps) == 1
+
+
+async def test_large_directory_kept_the_event_loop_busy_for_seconds(
+    chunks: DiskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prefixpool_agent.disk_follower.PORTION", 2)
+    keys = [bytes([i]) * 32 + bytes(GROUP_BYTES) for i in range(4)]
+    for i, key in enumerate(keys):
+        chunks.write(key, Place(keys[i - 1] if i else b"", 16 * (i + 1)), b"kv")
+    async with following(tmp_path) as (_, follower):
+        await eventually(lambda: is_(len(follower.found) == 5), what="the chunks are told")
+    assert max(follower.portions) == 2
+    told_at = {block.hash: at for at, block in enumerate(follower.found)}
+    assert all(block.parent is None or told_at[block.parent] < told_at[block.hash] for block in follower.found)
+
+
+async def test_what_a_predecessor_has_told_is_not_told_again(chunks: DiskStore, tmp_path: Path) -> None:
+    DiskMaps(chunks.folder, KIND, shared=True).write([(BLOCK, [1, 16])], {BLOCK})
+    async with following(tmp_path) as (_, follower):
+        follower.residency.news = [(BLOCK, [1, 16])]
+        await eventually(lambda: is_(bool(follower.store)), what="one look is over")
+    assert len(list((chunks.folder / "maps").glob("*.map"))) == 1
+
+
+def test_texts_of_chunks_that_could_not_be_read_for_a_moment_were_forgotten(chunks: DiskStore) -> None:
+    (path,) = chunks.folder.rglob("*.kv")
+    content = path.read_bytes()
+    path.write_bytes(b"")
+    folder = DiskFolder(chunks.folder)
+    assert not folder.look()
+    assert folder.known == folder.lying() == {BLOCK}
+    path.write_bytes(content)
+    assert [block.hash for block in folder.look().found] == [BLOCK]
+    assert folder.known == {BLOCK}
 
 
 async def test_what_is_learned_is_told_beside_the_chunks(chunks: DiskStore, tmp_path: Path) -> None:

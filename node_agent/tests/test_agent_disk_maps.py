@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,26 @@ def test_what_another_told_meanwhile_is_not_told_twice(tmp_path: Path, clock: Cl
     second.write([], {1})
     assert files(tmp_path) == before
     assert not second.waiting
+
+
+def test_agent_that_came_back_told_again_what_it_had_just_read(tmp_path: Path, clock: Clock) -> None:
+    agent(tmp_path, clock).write(rows(1, 2), {1, 2, 3})
+    before = files(tmp_path)
+    one = agent(tmp_path, clock)
+    assert facts(one.read(rows(1, 2, 3)).maps) == expected(1, 2)
+    one.write([], {1, 2, 3})
+    (new,) = set(files(tmp_path)) - set(before)
+    assert set(facts([map_segment.opened((tmp_path / "maps" / new).read_bytes()) or b""])) == {3}
+
+
+def test_large_map_kept_the_event_loop_busy_for_seconds(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent(tmp_path, clock).write(rows(*range(5)), range_of(5))
+    monkeypatch.setattr(disk_maps, "PORTION", 2)
+    maps = agent(tmp_path, clock).read().maps
+    assert [len(facts([one])) for one in maps] == [2, 2, 1]
+    assert facts(maps) == expected(*range(5))
 
 
 def test_text_waits_for_its_chunk(tmp_path: Path, clock: Clock) -> None:
@@ -252,7 +273,61 @@ def test_map_of_another_template_is_kept_while_its_chunks_are_there(tmp_path: Pa
     assert files(tmp_path) == []
 
 
+def test_older_word_of_a_dead_writer_won_once_it_had_told_ten_times(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_maps, "MERGED", 100)
+    dead = agent(tmp_path, clock)
+    for turn in range(1, 12):
+        dead.write([(turn, [77, 16 * turn])], range_of(20))
+    one = agent(tmp_path, clock, shared=False)
+    one.write([], range_of(20))
+    assert newcomer(tmp_path) == {11: {(77, 16 * 11)}}
+
+
+def test_part_that_outlived_its_merging_had_the_last_word(tmp_path: Path, clock: Clock) -> None:
+    dead = agent(tmp_path, clock)
+    for turn in range(1, 5):
+        dead.write([(turn, [77, 16 * turn])], range_of(20))
+        kept = {name: (tmp_path / "maps" / name).read_bytes() for name in files(tmp_path)}
+    dead.write([], range_of(20))
+    for name in sorted(kept)[1:2]:  # killed before it could remove that one
+        (tmp_path / "maps" / name).write_bytes(kept[name])
+    one = agent(tmp_path, clock, shared=False)
+    one.write([], range_of(20))
+    assert newcomer(tmp_path) == {4: {(77, 16 * 4)}}
+
+
 # -- damage and death
+
+
+def test_disk_that_had_turned_read_only_looked_well_but_for_one_look_a_minute(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = agent(tmp_path, clock)
+    one.write(rows(1), {1})
+    clock.pass_s(BEAT_S)
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(30, "read-only file system")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "touch", fails)
+        for _ in range(3):
+            with pytest.raises(OSError, match="read-only"):
+                one.write([], {1})
+    one.write([], {1})
+
+
+def test_maps_that_were_deleted_under_a_running_agent_are_no_error(tmp_path: Path, clock: Clock) -> None:
+    one = agent(tmp_path, clock)
+    one.write(rows(1), {1})
+    shutil.rmtree(tmp_path / "maps")
+    clock.pass_s(BEAT_S)
+    one.write(rows(2), {1, 2})
+    clock.pass_s(BEAT_S)
+    shutil.rmtree(tmp_path / "maps")
+    one.write([], {1, 2})
 
 
 @pytest.mark.parametrize("content", [b"", b"PPMAP001", b"PPMAP001" + bytes(16) + b"x", b"\xc1" * 1000])

@@ -50,17 +50,18 @@ def dump(kind: Kind, facts: Iterable[tuple[int, Sequence[int]]]) -> bytes:
 
 def load(data: bytes, kind: Kind) -> list[tuple[int, list[int]]] | None:
     """None if it is broken, of another version, or about another engine."""
-    told = parse(data)
-    return told[1] if told is not None and told[0] == kind else None
+    told = parse(data, only=kind)
+    return told[1] if told is not None else None
 
 
-def parse(data: bytes) -> tuple[Kind, list[tuple[int, list[int]]]] | None:
-    """None if it is broken, or of another version."""
+def parse(data: bytes, *, only: Kind | None = None) -> tuple[Kind, list[tuple[int, list[int]]]] | None:
+    """None if it is broken, of another version, or of another kind than the only one asked for."""
     try:
         saved = _decoder.decode(data)
-        if saved.version != VERSION:
+        kind = Kind(saved.block_tokens, saved.template)
+        if saved.version != VERSION or (only is not None and kind != only):
             return None
-        return Kind(saved.block_tokens, saved.template), _rows(saved)
+        return kind, _rows(saved)
     except (msgspec.DecodeError, ValueError):  # cut short while it was written
         return None
 
