@@ -98,6 +98,8 @@ class DiskFollower:
             path = await asyncio.to_thread(self._told.read_text)
         except FileNotFoundError:
             return  # no disk tier, or it is not open yet
+        if not path:
+            return  # the engine is just writing it
         place = self._at(path, residency)
         folder = await self._look(place)
         await self._texts(place, folder)

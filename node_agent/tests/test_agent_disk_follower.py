@@ -294,6 +294,17 @@ async def test_engine_without_a_disk_tier_is_no_problem(tmp_path: Path) -> None:
         assert disk.problem is None
 
 
+async def test_file_that_the_engine_was_just_writing_named_the_working_directory(
+    chunks: DiskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(chunks.folder)
+    (tmp_path / names.RUN_DISK_FOLDER).write_text("")
+    async with following(tmp_path) as (_, follower):
+        await asyncio.sleep(LATE_S)
+        assert not follower.found
+        assert not follower.store
+
+
 async def test_damaged_map_is_counted(chunks: DiskStore, tmp_path: Path) -> None:
     (chunks.folder / "maps").mkdir()
     (chunks.folder / "maps" / "0123456789abcdef.1-1.map").write_bytes(b"cut sho")
