@@ -69,6 +69,14 @@ def test_an_archive_of_yesterday_is_not_removed_from_under_those_who_asked_for_i
     assert not unused.exists()
 
 
+def test_two_parts_that_removed_old_archives_at_once_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used, removed = tmp_path / "used", tmp_path / "removed"
+    used.mkdir()
+    monkeypatch.setattr(Path, "glob", lambda *_: [removed])
+    cache.forget_unused(used, 86400)
+    assert used.exists()
+
+
 def test_the_table_tells_when_parts_began_and_what_all_of_it_took(tmp_path: Path) -> None:
     told = {
         "pools": ["1060\t600\tpools: e2e/cluster"],

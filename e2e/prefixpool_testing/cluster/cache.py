@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -41,8 +41,9 @@ def forget_unused(place: Path, kept_s: float) -> None:
     """`place` is in use from now on. Folders beside it that nobody has used for so long are removed."""
     os.utime(place)
     for folder in place.parent.glob("*/"):
-        if time.time() - folder.stat().st_mtime > kept_s:
-            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(FileNotFoundError):  # others do the same at once, and what is built gets another name
+            if time.time() - folder.stat().st_mtime > kept_s:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def owned(lock: Path) -> IO[str] | None:
