@@ -96,4 +96,7 @@ def test_the_table_shows_a_part_that_was_cut_short(tmp_path: Path) -> None:
     """It once ended in a traceback."""
     (tmp_path / "alone").mkdir()
     (tmp_path / "alone/phases.tsv").write_text("1000\t60\t  the node, with the product\n")
-    assert phases.table(tmp_path).splitlines()[1:] == ["          1:00    the node, with the product", "          1:00  in all"]
+    assert phases.table(tmp_path).splitlines()[1:] == [
+        "          1:00    the node, with the product",
+        "          1:00  in all",
+    ]
