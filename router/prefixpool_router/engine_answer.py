@@ -31,8 +31,8 @@ class EngineAnswer:
 
     @property
     def ended(self) -> bool:
-        """All of it is read."""
-        return self._content.at_eof()
+        """All of it is read. What is kept of a chunk is not yet, though its end alone may be missing."""
+        return self._content.at_eof() and not self._partial
 
     async def chunks(self) -> list[bytes]:
         """HTTP chunks, or pieces of a body without chunks: all that are here, after waiting for one. None: it has ended.
@@ -49,7 +49,8 @@ class EngineAnswer:
             self._taken += len(data)
             if self._partial:
                 data, self._partial = self._partial + data, b""
-            if data and (complete or not self._chunked or len(data) >= _MAX_CHUNK_BYTES):
+            complete = complete or not self._chunked or self._content.at_eof()
+            if data and (complete or len(data) >= _MAX_CHUNK_BYTES):
                 found.append(data)
             else:
                 self._partial = data
