@@ -35,12 +35,16 @@ class EngineAnswer:
         return self._content.at_eof() and not self._partial
 
     async def chunks(self) -> list[bytes]:
-        """HTTP chunks, or pieces of a body without chunks: all that are here, after waiting for one. None: it has ended.
+        """HTTP chunks, or pieces of a body without chunks: those that are here, after waiting for one. None: it has ended.
+
+        Once they are `_MAX_CHUNK_BYTES` together, the others are left for the next time: a slow client has its deadline for
+        what is written at once.
 
         Cancelling it loses nothing. Raises ResetError once all that came before the break is read, or what `fail` was given.
         """
         found: list[bytes] = []
-        while not self.ended and (not found or self._taken < self._content.total_bytes):
+        enough = self._taken + _MAX_CHUNK_BYTES
+        while not self.ended and (not found or self._taken < min(self._content.total_bytes, enough)):
             try:
                 data, complete = await self._content.readchunk()
             except (aiohttp.ClientError, OSError, RuntimeError) as error:

@@ -236,6 +236,20 @@ async def test_the_last_chunk_whose_end_comes_with_the_end_of_the_answer_is_not_
     assert answer.ended
 
 
+async def test_a_burst_is_not_one_write_with_one_deadline_for_a_slow_client() -> None:
+    answer, content = arriving_in_chunks()
+    for _ in range(40):
+        content.begin_http_chunk_receiving()
+        content.feed_data(b"x" * 10_000)
+        content.end_http_chunk_receiving()
+    content.feed_eof()
+    sizes = []
+    while chunks := await answer.chunks():
+        sizes.append(sum(map(len, chunks)))
+    assert sum(sizes) == 400_000
+    assert max(sizes) < 80_000
+
+
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:port", "nonsense"])
 async def test_an_engine_without_a_usable_address_counts_as_refused(url: str) -> None:
     upstream = Upstream(connect_s=1)
