@@ -31,16 +31,20 @@ class EngineAnswer:
 
     @property
     def ended(self) -> bool:
-        """All of it is read."""
-        return self._content.at_eof()
+        """All of it is read. What is kept of a chunk is not yet, though its end alone may be missing."""
+        return self._content.at_eof() and not self._partial
 
     async def chunks(self) -> list[bytes]:
-        """HTTP chunks, or pieces of a body without chunks: all that are here, after waiting for one. None: it has ended.
+        """HTTP chunks, or pieces of a body without chunks: those that are here, after waiting for one. None: it has ended.
+
+        Once they are `_MAX_CHUNK_BYTES` together, the others are left for the next time: a slow client has its deadline for
+        what is written at once.
 
         Cancelling it loses nothing. Raises ResetError once all that came before the break is read, or what `fail` was given.
         """
         found: list[bytes] = []
-        while not self.ended and (not found or self._taken < self._content.total_bytes):
+        enough = self._taken + _MAX_CHUNK_BYTES
+        while not self.ended and (not found or self._taken < min(self._content.total_bytes, enough)):
             try:
                 data, complete = await self._content.readchunk()
             except (aiohttp.ClientError, OSError, RuntimeError) as error:
@@ -49,7 +53,8 @@ class EngineAnswer:
             self._taken += len(data)
             if self._partial:
                 data, self._partial = self._partial + data, b""
-            if data and (complete or not self._chunked or len(data) >= _MAX_CHUNK_BYTES):
+            complete = complete or not self._chunked or self._content.at_eof()
+            if data and (complete or len(data) >= _MAX_CHUNK_BYTES):
                 found.append(data)
             else:
                 self._partial = data

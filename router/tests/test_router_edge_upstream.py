@@ -7,8 +7,11 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
+import aiohttp
 import pytest
+from aiohttp.base_protocol import BaseProtocol
 from multidict import CIMultiDict
 
 from prefixpool_router.engine_answer import EngineAnswer
@@ -210,6 +213,41 @@ async def test_what_came_before_a_break_is_delivered() -> None:
         with pytest.raises(ResetError):
             await answer.chunks()
         await upstream.close()
+
+
+def arriving_in_chunks() -> tuple[EngineAnswer, aiohttp.StreamReader]:
+    """An answer of which a test says what has arrived."""
+    content = aiohttp.StreamReader(Mock(BaseProtocol), 1 << 16, loop=asyncio.get_running_loop())
+    return EngineAnswer(Mock(), Mock(chunked=True), content), content
+
+
+async def test_the_last_chunk_whose_end_comes_with_the_end_of_the_answer_is_not_lost() -> None:
+    answer, content = arriving_in_chunks()
+    for data in (b"a", b"b"):
+        content.begin_http_chunk_receiving()
+        content.feed_data(data)
+        if data == b"a":
+            content.end_http_chunk_receiving()
+    assert await answer.chunks() == [b"a"]
+    content.end_http_chunk_receiving()  # while the client takes the first: "\r\n0\r\n\r\n"
+    content.feed_eof()
+    assert not answer.ended
+    assert await answer.chunks() == [b"b"]
+    assert answer.ended
+
+
+async def test_a_burst_is_not_one_write_with_one_deadline_for_a_slow_client() -> None:
+    answer, content = arriving_in_chunks()
+    for _ in range(40):
+        content.begin_http_chunk_receiving()
+        content.feed_data(b"x" * 10_000)
+        content.end_http_chunk_receiving()
+    content.feed_eof()
+    sizes = []
+    while chunks := await answer.chunks():
+        sizes.append(sum(map(len, chunks)))
+    assert sum(sizes) == 400_000
+    assert max(sizes) < 80_000
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:port", "nonsense"])
