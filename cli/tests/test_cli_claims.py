@@ -52,7 +52,10 @@ def test_a_claim_of_a_killed_process_is_gone() -> None:
 def test_children_do_not_inherit_claims() -> None:
     claims = Claims()
     assert claims.take(NAME)
-    with Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=PIPE, close_fds=False):
+    child = "import sys; print('here', flush=True); sys.stdin.read()"
+    with Popen([sys.executable, "-c", child], stdin=PIPE, stdout=PIPE, text=True, close_fds=False) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "here\n", "the kernel wakes the parent before it has closed the child's files"
         claims.close()
         assert NAME not in claimed()
 
