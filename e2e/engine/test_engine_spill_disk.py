@@ -156,6 +156,24 @@ def test_many_at_once_under_pressure_are_right(engines: tuple[SpillEngine, Spill
     assert one.cached_from("disk") > 0
 
 
+def test_preempted_requests_are_restored_from_disk_and_answered_right__peers_55(
+    engines: tuple[SpillEngine, SpillEngine],
+) -> None:
+    """Four at once need more blocks than the device has."""
+    one, _ = engines
+    prompts = [one.prompt(f"preempted {i}", 21 * BLOCK + 1) for i in range(4)]
+    written = one.disk_events("written")
+    alone = [one.say(prompt, tokens=120) for prompt in prompts]
+    one.written(written + 4 * 21)
+    one.reset(host=True)
+    restored, preempted = one.cached_from("disk"), one.preemptions()
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda prompt: one.say(prompt, tokens=120), prompts))
+    assert one.preemptions() > preempted
+    assert one.cached_from("disk") > restored
+    assert all(reply.agrees(other) for reply, other in zip(together, alone, strict=True))
+
+
 def test_deleted_directory_is_an_empty_tier(engines: tuple[SpillEngine, SpillEngine], folder: Path) -> None:
     one, _ = engines
     kept = Kept(one, folder, "deleted")

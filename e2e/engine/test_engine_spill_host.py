@@ -64,10 +64,10 @@ def test_preempted_requests_are_answered_right__peers_55(engine: SpillEngine) ->
     prompts = [engine.prompt(f"preempted {i}", 21 * BLOCK + 1) for i in range(4)]
     alone = [engine.say(prompt, tokens=120) for prompt in prompts]
     engine.reset()
-    before = engine.metric(r"vllm:num_preemptions_total\{[^}]*\}")
+    before = engine.preemptions()
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda prompt: engine.say(prompt, tokens=120), prompts))
-    assert engine.metric(r"vllm:num_preemptions_total\{[^}]*\}") > before
+    assert engine.preemptions() > before
     assert all(one.agrees(other) for one, other in zip(together, alone, strict=True))
 
 

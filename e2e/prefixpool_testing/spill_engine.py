@@ -83,6 +83,10 @@ class SpillEngine:
         """Cached tokens so far that came from a tier, as the engine counts them: device, host, disk."""
         return int(self.metric(f'vllm:prompt_tokens_cached_by_source_total{{[^}}]*source="{source}"[^}}]*}}'))
 
+    def preemptions(self) -> float:
+        """Requests so far that had to give their place on the device to others, and began anew."""
+        return self.metric(r"vllm:num_preemptions_total\{[^}]*\}")
+
     def metric(self, pattern: str) -> float:
         """Sum of all samples whose name and labels match."""
         text = self.worker.get("/metrics").body.decode()
