@@ -97,6 +97,6 @@ def _buildah(command: str, *arguments: str) -> None:
 
 
 def _run(*argv: str) -> None:
-    done = subprocess.run(["nice", "-n", "5", *argv], capture_output=True, text=True, timeout=_STEP_S, check=False)
+    done = subprocess.run(["nice", "-n", "15", *argv], capture_output=True, text=True, timeout=_STEP_S, check=False)
     if done.returncode:
         raise ClusterError(f"{' '.join(argv)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")

@@ -92,7 +92,7 @@ def _build(key: str, group: _Group, place: Path) -> None:
     variables = " ".join(f"-X {name}={version}" for name in group.version_variables)
     flags = ("-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", f"-s -w {variables}", "-o", f"{place}/")
     done = subprocess.run(
-        ["nice", "-n", "5", go, "build", *flags, *group.packages],
+        ["nice", "-n", "15", go, "build", *flags, *group.packages],
         cwd=MODULES / group.folder,
         env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off", "GOTOOLCHAIN": "local"},
         stdout=subprocess.PIPE,
