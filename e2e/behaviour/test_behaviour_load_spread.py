@@ -25,6 +25,7 @@ POOL = PoolOptions(
     engine_args="--decode-step-s-per-sequence 0.05",
 )
 ENDLESS = 4000  # tokens: longer than any test, ended by going away
+AT_ONCE = 8  # decided by as many routers at the same time, each before it can know of the others
 
 
 @pytest_asyncio.fixture(autouse=True, scope="module", loop_scope="module")
@@ -58,11 +59,11 @@ async def test_a_hundred_identical_requests_at_once_do_not_land_on_one__peers_27
 async def test_no_replica_is_far_above_the_mean_while_another_is_below__peers_25(pool: SimPool) -> None:
     hot, mean = text("held by many", 200), 30
     said = [hot if i % 10 else text(f"{i} beside the hot one", 40) for i in range(3 * mean)]
-    async with streams([pool.client], said, tokens=ENDLESS, at_once=8) as running:
+    async with streams([pool.client], said, tokens=ENDLESS, at_once=AT_ONCE) as running:
         held = await loads(pool)
         assert Counter(stream.replica for stream in running) == held
     await pool.settled()
-    assert max(held.values()) <= 1.25 * mean + max(4, 2 * sqrt(mean))
+    assert max(held.values()) <= 1.25 * mean + max(4, 2 * sqrt(mean)) + AT_ONCE - 1, held
 
 
 async def test_a_hot_prefix_at_ten_times_the_rate_is_served_by_several__peers_26(pool: SimPool) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from prefixpool.policy.base import Reason
 from prefixpool_agent.engines.metrics import parse_load
 from prefixpool_cli.pool_spec import PoolSpec
 from prefixpool_testing.eventually import eventually
@@ -208,5 +209,6 @@ async def test_restarted_engine_has_forgotten_its_blocks__peers_1(pool: SimPool)
     assert (new.epoch > old.epoch, new.restarts) == (True, old.restarts + 1)
     reply = await pool.client.chat(said)
     assert (await pool.held(reply))[victim] == 0
-    assert reply.replica == meanwhile.replica, "it was cached there meanwhile"
+    # Cached there meanwhile. An emptied replica gets a share of the hits, so that it is not left empty; the reason says so.
+    assert reply.replica == meanwhile.replica or reply.reason == Reason.FRESH
     assert_right(reply)
