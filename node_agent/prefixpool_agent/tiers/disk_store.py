@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 from prefixpool_agent.tiers import chunk_file
 from prefixpool_agent.tiers.chunk_file import HEAD_BYTES, NAMESPACE_BYTES, ChunkError, Head
 from prefixpool_agent.tiers.chunk_io import read_whole, unlink, write_all
+from prefixpool_agent.tiers.disk_account import Account
 from prefixpool_agent.tiers.disk_ledger import Failure, Ledger, Removal, StoreError, store_error
 from prefixpool_agent.tiers.tally import Tally
 from prefixpool_agent.tiers.trail import Place
@@ -66,6 +67,7 @@ class DiskStore:
         self._removed: list[bytes] = []
         self._evicting = threading.Lock()
         self._ledger = Ledger(directory, limits.capacity)
+        self._account = Account(self._ledger)
         self._writer = f"{os.getpid()}-{id(self):x}"
         self.counts = Tally()
 
@@ -97,7 +99,7 @@ class DiskStore:
     @property
     def used(self) -> int:
         """Bytes of all files of the directory, those being written included."""
-        return self._ledger.count(0)
+        return self._account.used
 
     @property
     def last_used(self) -> int:
@@ -126,7 +128,7 @@ class DiskStore:
         there = set()
         for path in self._files(SUFFIX):
             with contextlib.suppress(ValueError):
-                there.add(bytes.fromhex(path.parent.parent.name + path.stem))
+                there.add(_id(path))
         for id_ in there - known:
             self._discover(self._path(id_))
         for id_ in known - there:
@@ -165,8 +167,9 @@ class DiskStore:
             return False
         head = chunk_file.encode(Head(self._namespace, key, place.parent, place.tokens, len(payload)), payload)
         size = len(head) + len(payload)
-        self._make_room(size)
-        path = self._path(self._namespace + key)
+        id_ = self._namespace + key
+        self._make_room(id_, size)
+        path = self._path(id_)
         fresh = path.with_name(f"{path.stem}.{self._writer}-{threading.get_ident():x}{TEMPORARY}")
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -175,9 +178,10 @@ class DiskStore:
             fresh.rename(path)
         except OSError as error:
             unlink(fresh)
-            self._ledger.count(-size)
+            self._account.give_back(id_, size)
             raise store_error(error) from error
-        self._know(self._namespace + key, place, size, self._wall())
+        self._account.written(id_)
+        self._know(id_, place, size, self._wall())
         return True
 
     # -- room
@@ -193,11 +197,11 @@ class DiskStore:
         self.scan()
         if self._ledger.collects():
             self._clean()
-            self._recount()
+            self._account.recount(self._sizes_there)
             self._evict(self.used - self._limits.capacity, Removal.CAPACITY)
 
-    def _make_room(self, size: int) -> None:
-        """Count `size` in. Raises StoreError if there is no room, and none can be made."""
+    def _make_room(self, id_: bytes, size: int) -> None:
+        """Count the chunk in. Raises StoreError if there is no room, and none can be made."""
         try:
             status = os.statvfs(self._directory)
         except OSError as error:
@@ -205,10 +209,10 @@ class DiskStore:
         if (missing := self._limits.free + size - status.f_bavail * status.f_frsize) > 0:
             self._evict(missing, Removal.FREE_SPACE)
             raise StoreError(Failure.DISK_FULL, f"less than {self._limits.free} bytes are free")
-        if self._ledger.reserve(size):
+        if self._account.reserve(id_, size):
             return
         self._evict(self.used + size - int(LOW_WATER * self._limits.capacity), Removal.CAPACITY)
-        if not self._ledger.reserve(size):
+        if not self._account.reserve(id_, size):
             raise StoreError(Failure.FULL, f"{self._limits.capacity} bytes are in use")
 
     def _evict(self, wanted: int, why: Removal) -> None:
@@ -225,14 +229,18 @@ class DiskStore:
                 self._remove(ids[0])
                 self._count(ids[0], why)
 
-    def _recount(self) -> None:
-        """What the files really take; of what is being written meanwhile, up to one file a writer is missed."""
-        used = self.used
-        sizes = 0
+    def _sizes_there(self) -> Iterator[tuple[bytes, int]]:
+        """Bytes of every chunk; of those that others are writing, too."""
         for path in self._files(SUFFIX, TEMPORARY):
             with contextlib.suppress(OSError):
-                sizes += path.stat().st_size
-        self._ledger.count(sizes - used)
+                yield self._counted_as(path), path.stat().st_size
+
+    def _counted_as(self, path: Path) -> bytes:
+        """The chunk that it is or that this process makes of it; any other file by itself."""
+        if path.suffix == SUFFIX or self._writer in path.name:
+            with contextlib.suppress(ValueError):
+                return _id(path)
+        return os.fsencode(path)
 
     def _clean(self) -> None:
         """Files that a dead writer left. Where nobody else writes, all but our own are."""
@@ -286,9 +294,13 @@ class DiskStore:
         """Evicted, or no good."""
         size = self._sizes.get(id_, 0)
         self._forget(id_)
-        if unlink(self._path(id_)):
-            self._ledger.count(-size)
+        self._account.remove(id_, size, self._path(id_))
 
     def _count(self, id_: bytes, why: Removal) -> None:
         mine = id_.startswith(self._namespace)
         self.counts.add(f"evicted_{why if mine else Removal.FOREIGN}")
+
+
+def _id(path: Path) -> bytes:
+    """Namespace and key of a chunk's file. Raises ValueError for another name."""
+    return bytes.fromhex(path.parent.parent.name + path.name.partition(".")[0])
