@@ -6,11 +6,13 @@ still need the directory then inherit `lock`, and hold it on.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,9 +27,9 @@ class PrivateDirectory(NamedTuple):
     lock: int
 
     def remove(self) -> None:
-        """With all that is in it. Only once. Raises OSError if something cannot be removed."""
+        """With all that is in it. Only once. Raises OSError if something cannot be removed: a later start tries again."""
         try:
-            shutil.rmtree(self.path)
+            _remove(self.path)
         finally:
             os.close(self.lock)
 
@@ -49,8 +51,21 @@ def remove_abandoned(parent: str | Path, prefix: str) -> None:
     for path in Path(parent).glob(prefix + _RANDOM):
         lock = _abandoned(path)
         if lock is not None:
-            shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError):
+                _remove(path)
             os.close(lock)
+
+
+def _remove(path: Path) -> None:
+    """As much as can go, and `owner` last: a directory without it would be nobody's for ever. OSError: something stays."""
+    for entry in list(path.iterdir()):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.name != _OWNER:
+            entry.unlink(missing_ok=True)
+    if left := sorted(entry.name for entry in path.iterdir() if entry.name != _OWNER):
+        raise OSError(errno.ENOTEMPTY, f"could not be removed: {', '.join(left)}", str(path))
+    shutil.rmtree(path)
 
 
 def _abandoned(path: Path) -> int | None:

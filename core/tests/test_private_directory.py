@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -9,6 +10,8 @@ import stat
 import sys
 from pathlib import Path
 from subprocess import PIPE, Popen
+
+import pytest
 
 from prefixpool import private_directory
 
@@ -47,6 +50,28 @@ def test_directories_of_killed_programs_were_left_for_ever(tmp_path: Path) -> No
     made = private_directory.make(tmp_path, PREFIX)
     assert list(tmp_path.iterdir()) == [made.path]
     made.remove()
+
+
+def test_a_directory_that_could_not_be_removed_at_once_was_left_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = private_directory.make(tmp_path, PREFIX)
+    for name in ("another", "busy", "third"):
+        (made.path / name).mkdir()
+    rmdir = os.rmdir
+
+    def refuse(path: str | Path, **at: int | None) -> None:
+        if Path(path).name == "busy":
+            raise OSError(errno.EBUSY, "a mount")
+        rmdir(path, **at)
+
+    with monkeypatch.context() as mounted:
+        mounted.setattr(os, "rmdir", refuse)
+        with pytest.raises(OSError, match="busy"):
+            made.remove()
+    assert {entry.name for entry in made.path.iterdir()} == {"busy", "owner"}, "the rest is gone"
+    private_directory.remove_abandoned(tmp_path, PREFIX)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_child_that_still_needs_the_directory_keeps_it(tmp_path: Path) -> None:
