@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from contextlib import ExitStack
 from ipaddress import IPv4Address, IPv4Network
@@ -100,3 +102,31 @@ def test_the_table_shows_a_part_that_was_cut_short(tmp_path: Path) -> None:
         "          1:00    the node, with the product",
         "          1:00  in all",
     ]
+
+
+HOLDER = """
+import os, signal
+from pathlib import Path
+import pytest
+from prefixpool_testing.cluster.interruption import sigterm_as_ctrl_c
+
+@pytest.fixture
+def cable():
+    Path("cable").touch()
+    yield
+    Path("cable").unlink()
+
+def test(cable):
+    sigterm_as_ctrl_c()
+    os.kill(os.getpid(), signal.SIGTERM)
+    signal.sigwait({signal.SIGTERM})
+"""
+
+
+def test_a_run_that_was_ended_by_sigterm_left_its_cable(tmp_path: Path) -> None:
+    (tmp_path / "test_holder.py").write_text(HOLDER)
+    program = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_holder.py")
+    found = {**os.environ, "PYTHONPATH": str(Path(phases.__file__).parents[2])}
+    done = subprocess.run(program, cwd=tmp_path, env=found, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == pytest.ExitCode.INTERRUPTED, done.stdout
+    assert not (tmp_path / "cable").exists()

@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from prefixpool_testing.cluster import images, phases
+from prefixpool_testing.cluster.interruption import sigterm_as_ctrl_c
 from prefixpool_testing.cluster.node import Node, node
 from prefixpool_testing.cluster.product import PoolPlace, install, pool_place
 
@@ -100,6 +101,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 
 def pytest_configure(config: pytest.Config) -> None:
     phases.noted(config, "e2e/cluster")
+    if not hasattr(config, "workerinput"):
+        sigterm_as_ctrl_c()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
