@@ -14,7 +14,7 @@ from threading import Thread
 
 import pytest
 
-from prefixpool_testing.cluster import cache, phases
+from prefixpool_testing.cluster import cache, phases, wheels
 from prefixpool_testing.cluster.network import SLOTS, Network, first_address, free_network, network_of
 
 NETWORKS = [network_of(slot) for slot in range(SLOTS)]
@@ -69,6 +69,13 @@ def test_an_archive_of_yesterday_is_not_removed_from_under_those_who_asked_for_i
     cache.forget_unused(used, 86400)
     assert used.exists()
     assert not unused.exists()
+
+
+def test_any_change_of_pyproject_made_all_layers_of_the_images_anew() -> None:
+    project = (wheels.ROOT / "pyproject.toml").read_text()
+    assert wheels.pins(project.replace("timeout = 120", "timeout = 121")) == wheels.pins(project)
+    for asked in ('"msgspec>=', '"pyzmq>='):
+        assert wheels.pins(project.replace(asked, asked + "9,>=")) != wheels.pins(project)
 
 
 def test_two_parts_that_removed_old_archives_at_once_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,18 @@
 """What images/Dockerfile is given: our wheel and those it depends on, by image. Downloads stop here.
 
-Those it depends on are kept in the cache until pyproject.toml changes: the same files of the same age are the same layer.
+Those it depends on are kept in the cache until pyproject.toml asks for others: the same files of the same age are the same
+layer.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import subprocess
 import tempfile
+import tomllib
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -24,8 +28,7 @@ _STEP_S: Final = 600.0
 
 def make(target: Path) -> None:
     """`target` becomes the build context: control/, worker/ and prefixpool/ with wheels."""
-    pins = hashlib.sha256(b"\0".join((_PROJECT.read_bytes(), Path(__file__).read_bytes()))).hexdigest()[:16]
-    dependencies = cache.built(cache.folder() / "wheels" / pins, _download)
+    dependencies = cache.built(cache.folder() / "wheels" / pins(_PROJECT.read_text()), _download)
     with tempfile.TemporaryDirectory() as scratch:
         own = Path(scratch)
         _run(_uv(), "build", "-q", "--wheel", "-o", str(own), str(ROOT))
@@ -33,6 +36,14 @@ def make(target: Path) -> None:
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(dependencies, target)
         shutil.copytree(own, target / "prefixpool")
+
+
+def pins(project: str) -> str:
+    """Of what a pyproject.toml asks for, and how it is had."""
+    found = tomllib.loads(project)["project"]
+    extras = {extra: found["optional-dependencies"][extra] for extra in chain(*_IMAGES.values())}
+    asked = json.dumps((found["dependencies"], extras)).encode()
+    return hashlib.sha256(asked + Path(__file__).read_bytes()).hexdigest()[:16]
 
 
 def _download(place: Path) -> None:
