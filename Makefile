@@ -9,8 +9,8 @@ UV_VERSION := 0.13.9
 UV := $(CACHE)/uv-$(UV_VERSION)/bin/uv
 MODEL := $(CACHE)/models/smollm2-135m-instruct
 ENGINE ?= vllm
-# Tests of `make e2e` that share one cluster: two on two cores.
-POOLS_AT_ONCE ?= 2
+# Tests of `make e2e` that share one cluster: three on two cores, since they wait more than they compute.
+POOLS_AT_ONCE ?= 3
 export UV_LINK_MODE ?= hardlink
 
 help: ## this list
@@ -55,11 +55,12 @@ test-engine: setup-engine ## the same promises on real vLLM
 	@MODEL=$(MODEL) .venv-engine/bin/pytest -q -m engine e2e/engine
 
 # The parts of `make e2e`, two side by side on two cores: with more, pods start so slowly that deadlines pass. Each is a run of
-# pytest with a node of its own (API servers of its own: `api`); what it leaves is in build/e2e/PART.
+# pytest with a node of its own (API servers of its own: `api`); what it leaves is in build/e2e/PART. Tests of `pools` are handed
+# out one by one, long ones first.
 E2E_PARTS := api alone pools
 E2E_api := -n 2 --dist loadfile e2e/apiserver
 E2E_alone := -m alone e2e/cluster
-E2E_pools := -n $(POOLS_AT_ONCE) --dist worksteal -m "not engine and not alone" e2e/cluster
+E2E_pools := -n $(POOLS_AT_ONCE) --dist load --maxschedchunk 1 -m "not engine and not alone" e2e/cluster
 PARTS_AT_ONCE ?= 2
 
 e2e: .venv/.ready ## operator, router and chart on a real API server, then on a whole one-node Kubernetes with our images (root, Go on PATH)
@@ -68,7 +69,7 @@ e2e: .venv/.ready ## operator, router and chart on a real API server, then on a 
 
 e2e-api: e2e-api-programs ## its first part: a real API server, no pods that run (Go on PATH)
 e2e-alone: e2e-prepared ## tests that take a node for themselves: accidents, upgrades, operators that are away (root, from here on)
-e2e-pools: e2e-prepared ## pools on one node, POOLS_AT_ONCE=2 tests at a time
+e2e-pools: e2e-prepared ## pools on one node, POOLS_AT_ONCE=3 tests at a time
 $(E2E_PARTS:%=e2e-%): e2e-%: .venv/.ready
 	@rm -rf build/e2e/$*
 	@PREFIXPOOL_E2E=$(CURDIR)/build/e2e/$* .venv/bin/pytest -v $(E2E_$*) --durations=5 2>&1 | (trap '' INT; sed -u '/^e2e\/.* $$/d; s/^/$*: /')

@@ -5,9 +5,8 @@ With `pytest -n` the first process has the node, and those that it starts run te
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import AsyncIterator, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from prefixpool_testing.cluster import images, phases
 from prefixpool_testing.cluster.interruption import sigterm_as_ctrl_c
 from prefixpool_testing.cluster.node import Node, node
 from prefixpool_testing.cluster.product import PoolPlace, install, pool_place
+from prefixpool_testing.cluster.removals import Removals
 
 _CALL = pytest.StashKey[pytest.TestReport]()
 _SHARED = pytest.StashKey[Node]()
@@ -51,29 +51,19 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Node]:
         yield running
 
 
-class Removals:
-    """Namespaces on their way out, while other tests run. That each of them goes is a promise, too."""
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor()
-        self._begun: list[Future[None]] = []
-
-    def submit(self, remove: Callable[[], None]) -> None:
-        self._begun.append(self._threads.submit(remove))
-
-    def until_done(self) -> None:
-        """Raises what the first that failed raised."""
-        self._threads.shutdown()
-        for one in self._begun:
-            one.result()
-
-
 @pytest.fixture(scope="session")
 def removals(cluster: Node) -> Iterator[Removals]:
     """Done before the cluster ends."""
-    begun = Removals()
-    yield begun
-    begun.until_done()
+    with ThreadPoolExecutor() as threads:
+        begun = Removals(threads)
+        yield begun
+        begun.until_done()
+
+
+@pytest.fixture
+def nothing_leaves(removals: Removals) -> None:
+    """For tests that take away what a removal needs: the kind, or the API."""
+    removals.until_done()
 
 
 @pytest_asyncio.fixture
@@ -84,10 +74,7 @@ async def place(cluster: Node, removals: Removals, request: pytest.FixtureReques
         report = request.node.stash.get(_CALL, None)
         if report is not None and report.failed:
             cluster.collect(phases.out() / request.node.name)
-        if request.node.get_closest_marker("alone"):
-            await asyncio.to_thread(own.remove)  # the next one may take away the kind, or the API
-        else:
-            removals.submit(own.remove)
+        removals.submit(own.remove)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -177,6 +177,7 @@ def _all_is_well(_name: str, router: RouterReport) -> bool:
 
 
 @pytest.mark.alone
+@pytest.mark.usefixtures("nothing_leaves")
 async def test_accidents_cost_only_what_was_inside_what_died(place: PoolPlace, hands: ThreadPoolExecutor) -> None:
     await place.apply(POOL, replicas=REPLICAS)
     chaos = Chaos(place, hands, Random(SEED))

@@ -39,6 +39,7 @@ async def test_apply_serve_delete(place: PoolPlace) -> None:
     await eventually(nothing_left, within_s=120, every_s=LOOK_S, what="nothing is left of the pool")
 
 
+@pytest.mark.long
 async def test_changed_engine_arguments_roll_without_a_failed_request(place: PoolPlace) -> None:
     await place.apply("roll", replicas=3)
     await place.until_ready("roll", 3)
@@ -56,6 +57,7 @@ async def test_changed_engine_arguments_roll_without_a_failed_request(place: Poo
     assert all(after[name] != before[name] for name in before)
 
 
+@pytest.mark.long
 async def test_scaling_down_fails_no_request_and_running_streams_finish(place: PoolPlace) -> None:
     await place.apply("down", replicas=3)
     await place.until_ready("down", 3)
@@ -113,6 +115,7 @@ async def test_another_router_image_restarts_no_engine(place: PoolPlace) -> None
     assert not seen.failures
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("container", ["worker", "router"])
 async def test_a_killed_container_comes_back_and_only_its_own_requests_suffer(place: PoolPlace, container: str) -> None:
     await place.apply("kill", replicas=3)

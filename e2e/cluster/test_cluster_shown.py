@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from prefixpool_testing.cluster import phases
 from prefixpool_testing.cluster.product import POOL_S, PoolPlace
 
@@ -17,6 +19,7 @@ async def keep(place: PoolPlace, state: str, pool: str) -> str:
     return wide + described
 
 
+@pytest.mark.long
 async def test_healthy_and_rolling(place: PoolPlace) -> None:
     await place.apply("chat", replicas=2)
     await place.until_ready("chat", 2)

@@ -22,6 +22,7 @@ from prefixpool_testing import chart
 from prefixpool_testing.cluster import images
 from prefixpool_testing.cluster.node import Node
 from prefixpool_testing.cluster.product import PoolPlace, install
+from prefixpool_testing.cluster.removals import Removals
 from prefixpool_testing.cluster.toolchain import tool
 from prefixpool_testing.traffic import traffic
 
@@ -63,12 +64,14 @@ class Shell:
 
 
 @pytest_asyncio.fixture
-async def bare(cluster: Node) -> AsyncIterator[Node]:
+async def bare(cluster: Node, removals: Removals) -> AsyncIterator[Node]:
     """Without the product, which comes back at the end; images have the names that the chart has for them."""
     for name, repository in ((images.CONTROL, "control"), (images.WORKER, "worker")):
         cluster.ctr("images", "tag", "--force", name, f"docker.io/prefixpool/{repository}:0.1.0")
+    removals.until_done()  # the kind goes with the chart
     remove(cluster)
     yield cluster
+    removals.until_done()
     await Shell(cluster, "default").helm("uninstall", "--ignore-not-found")
     remove(cluster)
     install(cluster)
