@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
+from prefixpool_operator.kube import UnavailableError
 from prefixpool_operator.observed import Raw
 from prefixpool_testing.cluster.api_server import ApiServer
 from prefixpool_testing.eventually import eventually
@@ -16,21 +17,20 @@ REPLICAS = 3
 
 @asynccontextmanager
 async def kubelet_at_work(place: Place, pool: str) -> AsyncIterator[list[int]]:
-    """Declares pods ready as they come; yields how many were ready whenever it looked."""
+    """Declares pods ready as they come; yields how many were ready whenever it looked. When it breaks, the test does."""
     ready: list[int] = []
 
     async def work() -> None:
         while True:
-            ready.append(sum(is_ready(pod) for pod in await place.pods(pool)))
-            await place.kubelet.run_pods(place.namespace, pool)
+            with suppress(UnavailableError):  # it tries again
+                ready.append(sum(is_ready(pod) for pod in await place.pods(pool)))
+                await place.kubelet.run_pods(place.namespace, pool)
             await asyncio.sleep(0.2)
 
-    working = asyncio.create_task(work())
-    try:
+    async with asyncio.TaskGroup() as group:
+        working = group.create_task(work())
         yield ready
-    finally:
         working.cancel()
-        await asyncio.wait({working})
 
 
 def is_ready(pod: Raw) -> bool:

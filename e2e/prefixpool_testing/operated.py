@@ -128,6 +128,9 @@ async def operated(api: ApiServer, *flags: str) -> AsyncIterator[tuple[KubeClien
     try:
         await operator.until_leading()
         yield client, operator
+    except BaseException as error:
+        error.add_note(f"the operator's last words:\n{operator.tail}")
+        raise
     finally:
         operator.stop()
         await client.close()
