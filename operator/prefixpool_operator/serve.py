@@ -22,7 +22,7 @@ from prefixpool.listening import bound
 from prefixpool_operator import kube
 from prefixpool_operator.agents import HttpAgents
 from prefixpool_operator.apply import Applier
-from prefixpool_operator.changes import Changes
+from prefixpool_operator.changes import EVERYWHERE, Changes
 from prefixpool_operator.controller import Controller, Pace
 from prefixpool_operator.election import Elector, LeadershipLostError, LeaseTerms
 from prefixpool_operator.events import EventPoster
@@ -62,7 +62,6 @@ async def serve(settings: OperatorSettings, stop: asyncio.Event, *, abort: Calla
             controller.wake,
             load_configuration,
             changes.known,
-            namespaces=settings.namespaces,
             kinds=(*_children(settings), kube.POD),
             timeout_s=settings.api_timeout_s,
             metrics=metrics,
@@ -138,7 +137,7 @@ def _elector(settings: OperatorSettings, identity: str, api: KubeClient) -> Elec
 
 def _changes(settings: OperatorSettings, api: KubeClient, inventory: ClusterInventory) -> Changes:
     kinds = (*_children(settings), kube.POD, kube.CLAIM)
-    return Changes(api, inventory, namespaces=settings.namespaces or ("",), kinds=kinds)
+    return Changes(api, inventory, namespaces=settings.namespaces or EVERYWHERE, kinds=kinds)
 
 
 def _reconciler(
