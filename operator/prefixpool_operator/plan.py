@@ -83,8 +83,8 @@ def _finish(view: View, spec: PoolSpec | None, work: Work, sized: Sized, accepte
         actions=work.actions,
         status=status.to_object(),
         status_changed=status != view.before,
+        done=tuple(_told(work)),
         events=(
-            *_told(work),
             *downloads.events(view, said[ConditionType.PROGRESSING]),
             *events(view.before, status.conditions),
         ),
