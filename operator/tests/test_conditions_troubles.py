@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from prefixpool.api.status import MESSAGE_MOST
 from prefixpool.wire import DiskCause, DiskProblem, Download, Mode, State
 from prefixpool_operator.actions import FIELD_MANAGER
 from prefixpool_operator.hindrances import RECENT_S
@@ -350,3 +351,31 @@ def test_half_filled_pods_are_read() -> None:
 
 def test_times() -> None:
     assert seconds(STAMP) == NOW
+
+
+def test_many_pods_with_a_trouble_of_their_own_fit_into_a_status() -> None:
+    """The API server refuses a longer message, and with it the whole status, when it is needed most."""
+    cluster = settled(replicas=120)
+    for name in cluster.pods:
+        cluster.crash(name, message=f"{name}: {'no such device ' * 15}")
+    cluster.reconcile()
+    message = cluster.condition("Degraded")["message"]
+    assert len(message) <= MESSAGE_MOST
+    assert message.endswith("And 108 more.")
+
+
+def test_a_rollout_that_stopped_at_many_pods_fits_into_a_status() -> None:
+    cluster = ToyCluster(pool({"replicas": 60, "rollout": {"maxUnavailable": 59}}, name="a" * 40))
+    cluster.run()
+    cluster.edit_spec("kubectl", engine={"maxNumSeqs": 7})
+    for _ in range(3):
+        cluster.reconcile()
+        cluster.end()
+        cluster.controllers()
+    for name, pod in cluster.pods.items():
+        if pod["status"]["conditions"][0]["status"] == "False":
+            cluster.crash(name)
+    cluster.reconcile()
+    message = cluster.condition("Progressing")["message"]
+    assert "has stopped" in message
+    assert len(message) < 400
