@@ -122,3 +122,18 @@ async def test_an_agent_that_never_answers_holds_up_nobody_for_long() -> None:
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
         assert await HttpAgents(session, timeout_s=0.05, port=server.port or 0).infos([pod("p-0")], "k") == {}
         release.set()
+
+
+async def test_an_agent_sends_the_operator_nowhere_else() -> None:
+    """Who runs a pod could have had any address asked that only the operator reaches."""
+    asked: list[str] = []
+
+    async def anything(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        raise web.HTTPFound("/elsewhere")
+
+    app = web.Application()
+    app.add_routes([web.get("/{path:.*}", anything)])
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        assert await HttpAgents(session, timeout_s=5, port=server.port or 0).infos([pod("p-0")], "sesame") == {}
+    assert asked == ["/info"]
