@@ -5,6 +5,7 @@ Both are optional rights. Without them sizes must stand in the pool's spec, and 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -45,12 +46,14 @@ class ClusterInventory:
         self._clock = clock
         self._read_at: float | None = None
         self._nodes: tuple[Node, ...] | None = None
+        self._reading = asyncio.Lock()
 
     async def nodes(self) -> tuple[Node, ...] | None:
-        if self._read_at is None or self._clock() - self._read_at > self._fresh_s:
-            self._nodes = await self._read()
-            self._read_at = self._clock()
-        return self._nodes
+        async with self._reading:  # by one pool for all: a large cluster's nodes are many megabytes
+            if self._read_at is None or self._clock() - self._read_at > self._fresh_s:
+                self._nodes = await self._read()
+                self._read_at = self._clock()
+            return self._nodes
 
     async def _read(self) -> tuple[Node, ...] | None:
         nodes = await self._allowed(NODE)

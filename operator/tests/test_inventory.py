@@ -102,3 +102,16 @@ async def test_nodes_are_read_once_in_a_while() -> None:
     await asyncio.sleep(61)
     await inventory.nodes()
     assert api.calls.count(("list", "Node", "")) == 2
+
+
+async def test_pools_that_ask_at_once_do_not_list_all_nodes_each() -> None:
+    class Slow(FakeKube):
+        async def list_all(self, *what: Any, **how: Any) -> list[Raw]:
+            await asyncio.sleep(0)
+            return await super().list_all(*what, **how)
+
+    api = Slow()
+    put_node(api, "n", {})
+    inventory = ClusterInventory(api, fresh_s=60, clock=lambda: 0)
+    await asyncio.gather(*(inventory.nodes() for _ in range(16)))
+    assert api.calls.count(("list", "Node", "")) == 1
