@@ -54,6 +54,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     unschedulable: str
     unmade_since_s: float | None = None  # on a node, but its volumes or its network are not there, hence no container either
     created_s: float
+    bound_s: float = 0.0  # to its node; 0.0: not yet, or not known
     ended: bool = False  # for good (evicted, or a Job's that is done), and nobody asked it to
     containers: tuple[Container, ...]
     info: Info | None = None
@@ -152,6 +153,7 @@ def read(raw: Raw, info: Info | None = None) -> Pod:
         unschedulable=_unschedulable(scheduled),
         unmade_since_s=None if deleted or not spec.get("nodeName") else _unmade_since_s(status),
         created_s=seconds(meta["creationTimestamp"]) if meta.get("creationTimestamp") else 0.0,
+        bound_s=_bound_s(scheduled),
         ended=not deleted and status.get("phase") in ("Succeeded", "Failed"),
         containers=(
             *_containers(spec.get("initContainers"), status.get("initContainerStatuses")),
@@ -175,6 +177,11 @@ def _unschedulable(scheduled: Raw) -> str:
     if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
         return scheduled.get("message") or "no node fits"
     return ""
+
+
+def _bound_s(scheduled: Raw) -> float:
+    stamp = scheduled.get("lastTransitionTime") if scheduled.get("status") == "True" else None
+    return seconds(stamp) if stamp else 0.0
 
 
 def _unmade_since_s(status: Raw) -> float | None:

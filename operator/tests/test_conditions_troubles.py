@@ -183,6 +183,21 @@ def test_a_pod_on_a_dead_node_says_how_to_get_rid_of_it() -> None:
     assert "kubectl delete pod chat-1 --force" in message
 
 
+@pytest.mark.parametrize("nodes", [(), (Node(name="node-1", ready=False),)], ids=["unknown", "not ready yet"])
+def test_a_pod_on_a_node_that_just_joined_is_no_pod_on_a_lost_node(nodes: tuple[Node, ...]) -> None:
+    """Nodes are read now and then: with each node that an autoscaler added, pools called it lost."""
+    cluster = settled()
+    cluster.nodes = nodes
+    cluster.set_ready("chat-0", ready=False)
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": STAMP}
+    cluster.pods["chat-0"]["status"]["conditions"].append(scheduled)
+    assert cluster.reconcile().wake_after_s is not None
+    assert cluster.said()["Degraded"] == "False Healthy"
+    cluster.now_s += 120
+    cluster.reconcile()
+    assert cluster.said()["Degraded"] == "True NodeLost"
+
+
 def test_a_ready_pod_on_a_node_nobody_may_read_is_no_trouble() -> None:
     cluster = settled()
     cluster.nodes = None
