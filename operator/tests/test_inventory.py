@@ -115,3 +115,16 @@ async def test_pools_that_ask_at_once_do_not_list_all_nodes_each() -> None:
     inventory = ClusterInventory(api, fresh_s=60, clock=lambda: 0)
     await asyncio.gather(*(inventory.nodes() for _ in range(16)))
     assert api.calls.count(("list", "Node", "")) == 1
+
+
+async def test_slices_of_unlike_sizes_have_figures_of_their_own() -> None:
+    api = FakeKube()
+    labels = {
+        "nvidia.com/gpu.memory": "40537", "nvidia.com/gpu.product": "A100-SXM4-40GB", "nvidia.com/mig-1g.5gb.memory": "4864",
+        "nvidia.com/mig-1g.5gb.replicas": "1", "nvidia.com/mig-2g.10gb.memory": "9984",
+        "nvidia.com/mig-2g.10gb.replicas": "2",
+    }  # fmt: skip
+    put_node(api, "n", labels)
+    node = await only(api)
+    assert node.accelerator_bytes == 40537 << 20
+    assert node.parts == {"nvidia.com/mig-1g.5gb": 4864 << 20}, "what is shared is not one pod's own"

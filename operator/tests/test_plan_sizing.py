@@ -91,6 +91,19 @@ def test_the_smallest_device_that_a_pod_may_get_counts() -> None:
     assert remembered["device"]["memoryBytes"] == 40 << 30
 
 
+def test_a_slice_of_a_device_is_not_sized_as_the_whole_device() -> None:
+    """With unlike slices on a node, its labels `nvidia.com/gpu…` are of the whole devices: far too much fitted."""
+    part = "nvidia.com/mig-1g.10gb"
+    mixed = node(gib=80, allocatable={part: 7}, parts={part: 9 << 30}, accelerator="NVIDIA-A100-SXM4-80GB")
+    cluster = on_gpus("meta-llama/Llama-3.1-8B", mixed, accelerator={"resource": part})
+    assert cluster.said()["Sized"] == "False DoesNotFit"
+    cluster = on_gpus("meta-llama/Llama-3.2-1B", mixed, accelerator={"resource": part}, engine={"maxModelLen": 8192})
+    remembered = json.loads(cluster.children["ConfigMap", "chat-config"]["data"]["planned"])
+    assert remembered["device"]["memoryBytes"] == 9 << 30
+    cluster = on_gpus("meta-llama/Llama-3.2-1B", node(allocatable={part: 7}), accelerator={"resource": part})
+    assert cluster.said()["Sized"] == "Unknown DeviceUnknown", "nobody tells how large a slice is"
+
+
 @pytest.mark.parametrize(
     ("nodes", "why"),
     [
