@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from prefixpool.sizing import length
 from prefixpool.sizing.config import checked
 from prefixpool.sizing.errors import ShapeError
 from prefixpool.sizing.weights import Parameters, StoredBits, count
@@ -56,7 +57,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     heads: int
     head_size: int
     vocabulary: int
-    max_model_len: int
+    max_model_len: int  # tokens at most
+    unasked_len: int = 0  # tokens that the engine takes if nobody asks for more; 0: max_model_len
     stored_bytes: int = 0  # from safetensors headers; 0: not known
 
     @property
@@ -150,7 +152,8 @@ def parse(config: Mapping[str, Any], name: str = "model") -> ModelShape:
         heads=int(sound["num_attention_heads"]),
         head_size=_score_width(sound),
         vocabulary=int(sound["vocab_size"]),
-        max_model_len=int(sound.get("max_position_embeddings") or sound.get("n_positions") or 2048),
+        max_model_len=length.longest(sound),
+        unasked_len=length.unasked(sound),
     )
 
 
