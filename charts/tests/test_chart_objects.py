@@ -174,7 +174,7 @@ def test_names(values: Raw, release: str, name: str) -> None:
     assert all(len(each["metadata"]["name"]) <= 63 for each in found)
 
 
-def test_a_release_in_a_namespace_that_both_are_named_by_numbers() -> None:
+def test_a_release_and_a_namespace_that_are_named_by_numbers() -> None:
     """Helm and Kubernetes allow it; unquoted they were numbers, and the API server refused every object."""
     values: Raw = {"nameOverride": "7", "watch": {"namespaces": ["8"]}, "serviceAccount": {"name": "9"}}
     for found in chart.objects(values, release="1e3", namespace="2026"):

@@ -137,3 +137,27 @@ async def test_an_agent_sends_the_operator_nowhere_else() -> None:
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
         assert await HttpAgents(session, timeout_s=5, port=server.port or 0).infos([pod("p-0")], "sesame") == {}
     assert asked == ["/info"]
+
+
+class Deaf:
+    """A network that swallows what is sent."""
+
+    def get(self, _url: str, **_how: Any) -> Deaf:
+        return self
+
+    async def __aenter__(self) -> None:
+        await asyncio.sleep(2)
+        raise TimeoutError
+
+    async def __aexit__(self, *_error: object) -> None:
+        pass
+
+
+@pytest.mark.looptime(start=0)
+async def test_agents_that_cannot_be_reached_leave_time_to_look_after_their_pools() -> None:
+    """Thousands of them, one timeout after another, took longer than a look at a pool may: none was looked after."""
+    session: Any = Deaf()
+    agents = HttpAgents(session, timeout_s=2)
+    pools = [[pod(f"p{pool}-{number}") for number in range(500)] for pool in range(8)]
+    assert await asyncio.gather(*(agents.infos(pods, "sesame") for pods in pools)) == [{}] * 8
+    assert asyncio.get_running_loop().time() <= 12
