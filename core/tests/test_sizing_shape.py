@@ -226,3 +226,11 @@ def test_a_plan_is_for_what_the_engine_takes_unasked_and_more_may_be_asked_for()
     device = catalogue.accelerator("l4")
     assert plan(SizingRequest(shape=found, accelerator=device)).max_model_len == 4096
     assert plan(SizingRequest(shape=found, accelerator=device, max_model_len=16384)).max_model_len == 16384
+
+
+def test_weights_that_are_stored_in_32_bits_are_loaded_in_16() -> None:
+    """Else a model that is stored so is refused on devices that it fits on: the engine casts it."""
+    stored, cast = (shape.parse({**BASE, "torch_dtype": dtype}) for dtype in ("float32", "bfloat16"))
+    assert stored.weight_bytes == 2 * cast.weight_bytes
+    for split in (Parallel(), Parallel(tensor=2), Parallel(tensor=2, pipeline=2)):
+        assert abs(parallel.rank_weight_bytes(stored, split) - parallel.rank_weight_bytes(cast, split)) < 8

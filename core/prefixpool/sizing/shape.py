@@ -81,7 +81,13 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of weights that one token reads."""
         skipped = int((self.parameters.experts - self.parameters.active_experts) * self.bits.experts / 8)
         skipped += int(self.parameters.embedding * self.bits.base / 8) * (self.parameters.embeddings - 1)
-        return max(0, self.weight_bytes - skipped * self.weight_bytes // max(1, self.formula_bytes))
+        stored = max(0, self.weight_bytes - skipped * self.weight_bytes // max(1, self.formula_bytes))
+        return stored // self.loaded_parts
+
+    @property
+    def loaded_parts(self) -> int:
+        """One part in so many of the stored bytes is what the engine keeps: it casts weights of 32 bits to 16."""
+        return 2 if self.bits.linear == 32 else 1
 
     @property
     def replicated_bytes(self) -> int:
