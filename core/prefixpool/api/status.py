@@ -13,10 +13,11 @@ from prefixpool.api.struct import BY_TYPE, OPEN_ENUM, StatusStruct
 from prefixpool.sizing.plan import LimitedBy, Source
 
 MESSAGE_MOST: Final = 32_768  # characters; the API server refuses a whole status for one message that is longer
+WORD_MOST: Final = 253  # the same
 
 _Bytes = Annotated[int, Meta(ge=0)]
 _Count = Annotated[int, Meta(ge=0)]
-_Word = Annotated[str, Meta(max_length=253)]
+_Word = Annotated[str, Meta(max_length=WORD_MOST)]
 
 
 class ConditionType(StrEnum):
