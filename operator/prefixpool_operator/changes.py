@@ -47,7 +47,7 @@ class Changes:
         self._kinds = kinds
         self._before: Mapping[PoolKey, _Versions] = {}
         self._nodes_before: tuple[Node, ...] | None = None
-        self._passed_over: frozenset[str] = frozenset()
+        self.passed_over: frozenset[str] = frozenset()  # namespaces
         self._round = 0
 
     async def pools(self) -> list[PoolKey]:
@@ -59,7 +59,7 @@ class Changes:
         return [
             key
             for place, key in enumerate(sorted(now.keys() | before.keys()))
-            if key.namespace not in self._passed_over
+            if key.namespace not in self.passed_over
             and (moved or place % _WHOLE_ROUNDS == self._round or now.get(key) != before.get(key))
         ]
 
@@ -84,8 +84,8 @@ class Changes:
         refused = {one: answer for one, answer in answers if isinstance(answer, ForbiddenError)}
         if len(refused) == len(answers):
             raise next(iter(refused.values()))
-        if refused.keys() != self._passed_over:
-            self._passed_over = frozenset(refused)
+        self.passed_over = frozenset(refused)
+        if refused:  # each time: it may also be a name that is wrong, or a right that was forgotten
             why = {one: str(error) for one, error in refused.items()}
             _log.warning("namespaces may not be read, and are passed over", extra={"namespaces": why})
         return {one: answer for one, answer in answers if not isinstance(answer, ForbiddenError)}

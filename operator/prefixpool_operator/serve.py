@@ -56,6 +56,7 @@ async def serve(settings: OperatorSettings, stop: asyncio.Event, *, abort: Calla
         metrics.leader.set_function(lambda: float(elector.leads()))
         inventory = ClusterInventory(api, fresh_s=settings.resync_s / 2, clock=time.monotonic)
         changes = _changes(settings, api, inventory)
+        metrics.passed_over.set_function(lambda: len(changes.passed_over))
         reconciler = _reconciler(settings, api, inventory, session, elector, metrics)
         controller = _controller(settings, reconciler, changes, metrics)
         triggers = Triggers(

@@ -142,6 +142,7 @@ async def test_a_deleted_namespace_does_not_end_the_care_for_the_others() -> Non
     api.put(kube.POOL, "p", namespace="a", spec={"replicas": 2})
     assert await made.pools() == [PoolKey("a", "p")]
     assert await made.known() == ("a",)
+    assert made.passed_over == {"b"}
     api.readable = {"a", "b"}
     assert PoolKey("b", "p") in await made.pools(), "somebody made it anew"
 
