@@ -178,7 +178,7 @@ def _measured_blocks(observed: Observed, mark: str, before: Planned | None) -> i
     blocks = [
         info.device_blocks + NULL_BLOCKS
         for info in reported
-        if info.device_blocks and info.state in (State.READY, State.FENCED)
+        if info.device_blocks > 0 and info.state in (State.READY, State.FENCED)
     ]
     return min([*known, *blocks], default=0)
 

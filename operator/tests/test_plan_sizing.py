@@ -356,3 +356,21 @@ def test_what_containers_really_get_and_use_is_compared_with_the_plan() -> None:
         assert ("Warning" in said(cluster)) is bool(words)
         assert words in said(cluster)
         assert cluster.plan().actions == (), "nothing is done about it"
+
+
+@pytest.mark.parametrize("blocks", [1, 2, -3])
+def test_an_engine_that_reports_next_to_no_blocks_breaks_no_plan(blocks: int) -> None:
+    """A division by what a replica holds ended every look at the pool."""
+    shape = {
+        "weights": "257Mi", "maxModelLen": 8, "hiddenSize": 576, "intermediateSize": 1536, "attentionHeads": 9,
+        "vocabularySize": 49152,
+        "kv": [
+            {"kind": "full", "layers": 2, "heads": 3, "valuesPerToken": 128},
+            {"kind": "window", "layers": 28, "heads": 3, "valuesPerToken": 128, "window": 64},
+        ],
+    }  # fmt: skip
+    cluster = ToyCluster(pool({"kvBudget": {"residentTokens": 100}, "model": {"source": "a/b", "shape": shape}}))
+    cluster.run()
+    cluster.infos["chat-0"] = info("chat-0", device_blocks=blocks)
+    cluster.reconcile()
+    assert cluster.said()["Sized"] in ("True Measured", "True Planned")
