@@ -116,7 +116,8 @@ def _unshaped(inspected: Inspected, identity: Identity, hindrance: str = "") -> 
         retry = _RETRY.format(identity.inspection)
         message = f"{NO_SHAPE}. The inspection of its files failed: {inspected.failed}. {retry}"
         return _unknown(Reason.INSPECTION_FAILED, message, inspected)
-    message = f"The Job {identity.inspection} reads the model's config.json and the sizes of its weights.{hindrance}"
+    tried = f" Its last try failed, and another one follows: {inspected.tried}" if inspected.tried else ""
+    message = f"The Job {identity.inspection} reads the model's config.json and the sizes of its weights.{hindrance}{tried}"
     return _unknown(Reason.INSPECTING, message, inspected, inspect=inspected.job is None and inspected.stale_job is None)
 
 

@@ -238,6 +238,17 @@ def test_an_inspection_that_fails_names_all_three_ways() -> None:
     assert cluster.plan().actions == ()
 
 
+def test_a_try_that_failed_is_told_while_another_one_follows() -> None:
+    cluster, job = inspecting()
+    policy = job["spec"]["podFailurePolicy"]["rules"][0]
+    assert inspection.EXIT_AGAIN not in policy["onExitCodes"]["values"], "else one bad moment would be the last word"
+    cluster.pods["inspect-pod"] = ended(job, inspection.write_error("huggingface.co answers HTTP 503").decode())
+    cluster.reconcile()
+    assert cluster.said()["Sized"] == "Unknown Inspecting"
+    assert "another one follows: huggingface.co answers HTTP 503" in cluster.condition("Sized")["message"]
+    assert cluster.said()["Degraded"] == "False Healthy"
+
+
 def test_a_paused_pool_does_not_promise_an_inspection() -> None:
     cluster = ToyCluster(pool({**UNKNOWN, "paused": True}))
     assert cluster.reconcile().actions == ()
