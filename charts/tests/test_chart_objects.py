@@ -174,6 +174,23 @@ def test_names(values: Raw, release: str, name: str) -> None:
     assert all(len(each["metadata"]["name"]) <= 63 for each in found)
 
 
+def test_a_release_and_a_namespace_that_are_named_by_numbers() -> None:
+    """Helm and Kubernetes allow it; unquoted they were numbers, and the API server refused every object."""
+    values: Raw = {"nameOverride": "7", "watch": {"namespaces": ["8"]}, "serviceAccount": {"name": "9"}}
+    for found in chart.objects(values, release="1e3", namespace="2026"):
+        for name, value in names(found):
+            assert isinstance(value, str), (found["kind"], name, value)
+
+
+def names(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """What must be text: names, namespaces and labels, wherever they stand."""
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from names(inner, f"{path}.{key}")
+    elif path.rpartition(".")[2] in ("name", "namespace", "serviceAccountName") or "abels" in path:
+        yield path, value
+
+
 def test_the_default_and_given_extension_points() -> None:
     values = chart.CI["ha"]
     spec, container = pod(values), pod(values)["containers"][0]

@@ -142,7 +142,10 @@ def test_every_setting_reaches_the_plan() -> None:
 @pytest.mark.parametrize(
     ("args", "tokens"),
     [(["--max-num-batched-tokens", "512"], 512), (["--max-num-batched-tokens=512", "--max-num-batched-tokens=256"], 256),
-     (["--max-num-batched-tokens"], 8192), (["--other", "512"], 8192)],
+     (["--max-num-batched-tokens"], 8192), (["--other", "512"], 8192),
+     (["--max_num_batched_tokens=512"], 512), (["--max-num-batched-tokens", "32k"], 32_000),
+     (["--max-num-batched-tokens=16K"], 16_384), (["--max-num-batched-tokens=1.5k"], 1500),
+     (["--max-num-batched-tokens=much"], 8192)],
 )  # fmt: skip
 def test_batched_tokens_among_the_extra_arguments(args: list[str], tokens: int) -> None:
     assert request_of(engine={"extraArgs": args}).batches.tokens == tokens

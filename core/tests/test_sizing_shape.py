@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from prefixpool.sizing import catalogue, kv, parallel, shape, stored
+from prefixpool.sizing.config import needed
 from prefixpool.sizing.errors import ShapeError, SizingError
 from prefixpool.sizing.kv import KvDtype
 from prefixpool.sizing.parallel import Parallel
+from prefixpool.sizing.plan import SizingRequest, plan
 from prefixpool.sizing.shape import LayerKind
 
 BASE: dict[str, Any] = {
@@ -189,3 +191,46 @@ def test_every_layer_of_every_model_in_the_catalogue_is_accounted_for() -> None:
         assert sum(layers.count for layers in model.kv) == model.layers
         assert sum(group.layers for group in kv.layout(model).groups) == model.layers
         assert LayerKind.STATE in {layers.kind for layers in model.kv} or kv.layout(model).block_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("more", "longest", "unasked"),
+    [
+        ({}, 16384, 16384),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 65536, 65536),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, 32768, 32768),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 1e305}}, 1 << 31, 1 << 31),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": -1}}, 16384, 16384),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16384}}, 16384, 16384),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 16384, 16384),
+        ({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8}}}, 131072, 131072),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "model_type": "gemma3_text"}, 16384, 16384),
+        (
+            {"rope_scaling": {"type": "longrope", "long_factor": [1.0]}, "original_max_position_embeddings": 4096},
+            16384,
+            4096,
+        ),
+        ({"original_max_position_embeddings": 4096}, 16384, 16384),
+    ],
+)
+def test_the_longest_sequence_is_the_engines(more: dict[str, Any], longest: int, unasked: int) -> None:
+    """A plan for shorter ones than the engine takes says that it fits, and the engine does not start."""
+    config = {**BASE, "max_position_embeddings": 16384, **more}
+    for found in (shape.parse(config), shape.parse(needed(config))):
+        assert (found.max_model_len, found.unasked_len) == (longest, unasked)
+
+
+def test_a_plan_is_for_what_the_engine_takes_unasked_and_more_may_be_asked_for() -> None:
+    more = {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 4096}
+    found = shape.parse({**BASE, "max_position_embeddings": 16384, **more})
+    device = catalogue.accelerator("l4")
+    assert plan(SizingRequest(shape=found, accelerator=device)).max_model_len == 4096
+    assert plan(SizingRequest(shape=found, accelerator=device, max_model_len=16384)).max_model_len == 16384
+
+
+def test_weights_that_are_stored_in_32_bits_are_loaded_in_16() -> None:
+    """Else a model that is stored so is refused on devices that it fits on: the engine casts it."""
+    stored, cast = (shape.parse({**BASE, "torch_dtype": dtype}) for dtype in ("float32", "bfloat16"))
+    assert stored.weight_bytes == 2 * cast.weight_bytes
+    for split in (Parallel(), Parallel(tensor=2), Parallel(tensor=2, pipeline=2)):
+        assert abs(parallel.rank_weight_bytes(stored, split) - parallel.rank_weight_bytes(cast, split)) < 8

@@ -17,7 +17,7 @@ from prefixpool.sizing import inspection
 from prefixpool.sizing.errors import ShapeError
 from prefixpool_agent.inspection import folder
 from prefixpool_agent.inspection.__main__ import main
-from prefixpool_agent.inspection.hub import Hub
+from prefixpool_agent.inspection.hub import Hub, HubAwayError
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4,
@@ -194,6 +194,23 @@ def test_settings_that_cannot_work(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_token_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "org/model", "--token-file", str(tmp_path / "none"), "--output", ""]) == 1
     assert "token file" in capsys.readouterr().out
+
+
+def test_a_hub_that_is_away_is_worth_another_try(capsys: pytest.CaptureFixture[str]) -> None:
+    """A pool whose inspection met such a moment stayed without a size until somebody deleted the Job."""
+    assert main(["--model", "org/model", "--hub", "http://127.0.0.1:1", "--output", ""]) == inspection.EXIT_AGAIN
+    assert "cannot be reached" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("status", "away"), [(401, False), (404, False), (429, True), (503, True)])
+async def test_what_the_hub_says_of_itself_may_change(tmp_path: Path, status: int, away: bool) -> None:
+    async def refuse(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=status)
+
+    async with hub_of(model(tmp_path / "m"), refuse) as (hub, _):
+        with pytest.raises(ShapeError) as refused:
+            await hub.repository("org/model", "a/branch")
+    assert isinstance(refused.value, HubAwayError) is away
 
 
 def test_the_worker_has_it_as_a_sub_command(tmp_path: Path) -> None:

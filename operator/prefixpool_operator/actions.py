@@ -89,10 +89,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Order of execution: actions, then status (if changed), then events."""
+    """Order of execution: actions, then status (if changed), then events; `done` only where no action failed."""
 
     actions: tuple[Action, ...] = ()
     status: Raw  # the whole new status of the pool
     status_changed: bool  # False: write nothing
-    events: tuple[Event, ...] = ()
+    done: tuple[Event, ...] = ()  # what the actions did
+    events: tuple[Event, ...] = ()  # how things stand
     wake_after_s: float | None = None  # a deadline falls due then; None: only a change can matter

@@ -18,6 +18,7 @@ from prefixpool_operator.observed import Raw
 _log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 64
+_PATIENCE_S: Final = 10.0  # for all agents of a pool: where none can be reached, the pool is looked after all the same
 _LONGEST_BYTES: Final = 1 << 20
 
 
@@ -47,8 +48,10 @@ class HttpAgents:
         address = pod["status"]["podIP"]
         url = f"http://{listening.in_url(address)}:{self._port}{names.PATH_INFO}"
         headers = {"Authorization": f"Bearer {key}"}
+        # Nowhere else: whoever runs a pod would have the operator's way into the cluster's network.
+        how: dict[str, Any] = {"headers": headers, "timeout": self._timeout, "allow_redirects": False}
         try:
-            async with self._slots, self._session.get(url, headers=headers, timeout=self._timeout) as answer:
+            async with asyncio.timeout(_PATIENCE_S), self._slots, self._session.get(url, **how) as answer:
                 answer.raise_for_status()
                 return msgspec.json.decode(await _body(answer.content), type=Info)
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:

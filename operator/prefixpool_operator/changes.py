@@ -7,6 +7,7 @@ watched. So an idle cluster costs a dozen requests and a small one for each pool
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Mapping
 from itertools import chain
@@ -17,9 +18,12 @@ from prefixpool_operator.actions import FIELD_MANAGER
 from prefixpool_operator.controller import PoolKey
 from prefixpool_operator.identity import L_POOL, Identity
 from prefixpool_operator.inventory import Inventory
-from prefixpool_operator.kube import KubeApi, NotFoundError, Resource
+from prefixpool_operator.kube import ForbiddenError, KubeApi, NotFoundError, Resource
 from prefixpool_operator.observed import Node, Raw
 
+_log = logging.getLogger(__name__)
+
+EVERYWHERE: Final = ("",)  # namespaces: all
 MANAGED: Final = f"app.kubernetes.io/managed-by={FIELD_MANAGER}"
 _WHOLE_ROUNDS: Final = 10  # in which every pool is looked at, changed or not: agents are in no list here
 _SECRETS_AT_ONCE: Final = 4  # what pools are waiting for comes between
@@ -28,7 +32,11 @@ _Versions = frozenset[tuple[str, str]]  # (uid, resource version) of a pool and 
 
 
 class Changes:
-    """`namespaces`: those looked at, ("",) for all. Other nodes concern every pool."""
+    """`namespaces`: those looked at, or EVERYWHERE. Other nodes concern every pool.
+
+    A namespace that was named and may not be read is passed over as long as another one may: it was deleted, and the rights
+    in it with it, and that must not end the care for all others.
+    """
 
     def __init__(
         self, api: KubeApi, inventory: Inventory, *, namespaces: tuple[str, ...], kinds: tuple[Resource, ...]
@@ -39,6 +47,7 @@ class Changes:
         self._kinds = kinds
         self._before: Mapping[PoolKey, _Versions] = {}
         self._nodes_before: tuple[Node, ...] | None = None
+        self.passed_over: frozenset[str] = frozenset()  # namespaces
         self._round = 0
 
     async def pools(self) -> list[PoolKey]:
@@ -50,15 +59,18 @@ class Changes:
         return [
             key
             for place, key in enumerate(sorted(now.keys() | before.keys()))
-            if moved or place % _WHOLE_ROUNDS == self._round or now.get(key) != before.get(key)
+            if key.namespace not in self.passed_over
+            and (moved or place % _WHOLE_ROUNDS == self._round or now.get(key) != before.get(key))
         ]
 
-    async def known(self) -> None:
-        """Raises KubeError: NotFoundError where the cluster has no such kind."""
-        await self._pools()
+    async def known(self) -> tuple[str, ...]:
+        """Namespaces that can be watched, or EVERYWHERE. KubeError: NotFoundError where the cluster has no such kind."""
+        return tuple(await self._pools())
 
     async def _versions(self) -> Mapping[PoolKey, _Versions]:
-        pools, *children = await asyncio.gather(self._pools(), *(self._everywhere(kind, MANAGED) for kind in self._kinds))
+        by_namespace = await self._pools()
+        pools = [pool for listed in by_namespace.values() for pool in listed]
+        children = await asyncio.gather(*(self._everywhere(kind, tuple(by_namespace)) for kind in self._kinds))
         children.append(await self._secrets(pools))
         found: dict[PoolKey, set[tuple[str, str]]] = {_own_key(pool): {_version(pool)} for pool in pools}
         belongings: dict[PoolKey, set[tuple[str, str]]] = defaultdict(set)
@@ -66,9 +78,23 @@ class Changes:
             belongings[owner(child)].add(_version(child))
         return {key: frozenset(own | belongings[key]) for key, own in found.items()}
 
-    async def _pools(self) -> list[Raw]:
+    async def _pools(self) -> dict[str, list[Raw]]:
+        """By namespace that may be read. Raises KubeError, ForbiddenError if there is none."""
+        answers = await asyncio.gather(*map(self._pools_in, self._namespaces))
+        refused = {one: answer for one, answer in answers if isinstance(answer, ForbiddenError)}
+        if len(refused) == len(answers):
+            raise next(iter(refused.values()))
+        self.passed_over = frozenset(refused)
+        if refused:  # each time: it may also be a name that is wrong, or a right that was forgotten
+            why = {one: str(error) for one, error in refused.items()}
+            _log.warning("namespaces may not be read, and are passed over", extra={"namespaces": why})
+        return {one: answer for one, answer in answers if not isinstance(answer, ForbiddenError)}
+
+    async def _pools_in(self, namespace: str) -> tuple[str, list[Raw] | ForbiddenError]:
         try:
-            return await self._everywhere(kube.POOL, "")
+            return namespace, await self._api.list_all(kube.POOL, namespace, metadata_only=True)
+        except ForbiddenError as error:
+            return namespace, error
         except NotFoundError as error:
             told = "this cluster does not know InferencePools: apply crds/, or set crds.enabled in the chart's values"
             raise NotFoundError(f"{told} ({error})", status=error.status, reason=error.reason) from error
@@ -86,9 +112,9 @@ class Changes:
 
         return list(chain.from_iterable(await asyncio.gather(*(read(Identity.of(pool)) for pool in pools))))
 
-    async def _everywhere(self, resource: Resource, labels: str) -> list[Raw]:
+    async def _everywhere(self, resource: Resource, namespaces: tuple[str, ...]) -> list[Raw]:
         lists = await asyncio.gather(
-            *(self._api.list_all(resource, place, labels=labels, metadata_only=True) for place in self._namespaces)
+            *(self._api.list_all(resource, place, labels=MANAGED, metadata_only=True) for place in namespaces)
         )
         return [obj for listed in lists for obj in listed]
 

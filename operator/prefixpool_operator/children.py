@@ -20,6 +20,7 @@ from prefixpool_operator.sized import Sized
 
 STATEFUL_SET: Final = "StatefulSet"
 DEPLOYMENT: Final = "Deployment"
+_BUDGET: Final = "PodDisruptionBudget"
 _SECRET_S: Final = 2.0  # Secrets are not watched
 
 
@@ -59,11 +60,16 @@ def wanted(observed: Observed, plan: Blueprint, sized: Sized, replicas: int, wor
         network.network_policy(identity, plan.settings.operator_namespace),
         network.replicas_service(identity),
         network.client_service(identity, component),
-        network.disruption_budget(identity),
-        *([] if plan.sidecars else [workloads.router_deployment(plan)]),
+        network.disruption_budget(identity, Component.WORKER),
+        *([] if plan.sidecars else _routers(plan)),
         replica_set,
     ]
     return Wanted(objects=objects, template=template, claims=disks, replicas=replicas, component=component)
+
+
+def _routers(plan: Blueprint) -> list[Raw]:
+    """Of their own. Clients are sent to nobody else, so nodes that are drained at once must not take all of them."""
+    return [network.disruption_budget(plan.identity, Component.ROUTER), workloads.router_deployment(plan)]
 
 
 def serving(observed: Observed, identity: Identity) -> str:
@@ -120,10 +126,10 @@ def _leaves(present: Raw, identity: Identity) -> bool:
 
 def surplus(observed: Observed, plan: Blueprint) -> list[Action]:
     """Routers of their own that nobody is sent to any more."""
-    deployment = observed.children.get((DEPLOYMENT, plan.identity.router))
-    if deployment is None or not plan.sidecars or serving(observed, plan.identity) != Component.WORKER:
+    if not plan.sidecars or serving(observed, plan.identity) != Component.WORKER:
         return []
-    return [delete(deployment, "routers run beside replicas now, and clients are sent there")]
+    found = (observed.children.get((kind, plan.identity.router)) for kind in (DEPLOYMENT, _BUDGET))
+    return [delete(one, "routers run beside replicas now, and clients are sent there") for one in found if one is not None]
 
 
 def delete(obj: Raw, reason: str) -> Delete:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from prefixpool.api.status import Condition, ConditionStatus, ConditionType, PoolStatus, Reason
+from prefixpool.api.status import MESSAGE_MOST, Condition, ConditionStatus, ConditionType, PoolStatus, Reason
 from prefixpool_operator.actions import Event, EventType
 from prefixpool_operator.timestamp import stamp
 
@@ -48,7 +48,7 @@ def _condition(before: PoolStatus | None, kind: ConditionType, verdict: Verdict,
         type=kind,
         status=verdict.status,
         reason=verdict.reason,
-        message=verdict.message,
+        message=verdict.message[:MESSAGE_MOST],
         last_transition_time=since,
         observed_generation=generation,
     )

@@ -11,6 +11,7 @@ from prefixpool.api.sizing import NO_DEVICE, known_device
 from prefixpool.api.spec import PoolSpec
 from prefixpool.sizing.catalogue import Accelerator
 from prefixpool.sizing.reasons import gib
+from prefixpool_operator.inventory import is_part
 from prefixpool_operator.observed import Node
 from prefixpool_operator.remembered import Device, Planned
 
@@ -34,11 +35,15 @@ def look(nodes: tuple[Node, ...] | None, before: Planned | None, spec: PoolSpec)
 
 def _of_nodes(nodes: tuple[Node, ...], spec: PoolSpec) -> Device:
     """Of unlike devices the smallest, because a pod may get any."""
-    known = [node for node in _suitable(nodes, spec) if node.accelerator_bytes and not node.shared]
-    if not known:
-        return Device()
-    smallest = min(known, key=lambda node: (node.accelerator_bytes, node.accelerator))
-    return Device(product=smallest.accelerator, memory_bytes=smallest.accelerator_bytes)
+    found = (_device(node, spec.accelerator.resource) for node in _suitable(nodes, spec))
+    known = (device for device in found if device.memory_bytes)
+    return min(known, key=lambda device: (device.memory_bytes, device.product), default=Device())
+
+
+def _device(node: Node, resource: str) -> Device:
+    if is_part(resource):
+        return Device(product=node.accelerator, memory_bytes=node.parts.get(resource, 0))
+    return Device(product=node.accelerator, memory_bytes=0 if node.shared else node.accelerator_bytes)
 
 
 def _suitable(nodes: tuple[Node, ...], spec: PoolSpec) -> list[Node]:

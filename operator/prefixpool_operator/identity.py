@@ -20,7 +20,8 @@ A_PUT_BACK: Final = f"{GROUP}/put-back"  # digest of the foreign edit that was u
 A_SPEC_HASH: Final = f"{GROUP}/spec-hash"  # of the parts of the spec that the pinned template was rendered from
 A_TEMPLATE: Final = f"{GROUP}/template"  # the pinned template itself
 A_REVISION: Final = f"{GROUP}/revision"  # of a pod's template, the router's image left out
-A_ROUTER_BEFORE: Final = f"{GROUP}/router-before"  # container that an image patch is about to replace
+A_ROUTER_IMAGE: Final = f"{GROUP}/router-image"  # that a pod's router was asked to run; admission may make another of it
+A_ROUTER_BEFORE: Final = f"{GROUP}/router-before"  # container and image that an image patch is about to replace
 A_INSPECTS: Final = f"{GROUP}/inspects"  # model and revision that an inspection is about
 
 KEY_ENGINE: Final = "engine"  # data keys of the Secret

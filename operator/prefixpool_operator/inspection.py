@@ -21,6 +21,7 @@ class Inspected(msgspec.Struct, frozen=True, kw_only=True):
     found: Inspection | None = None
     document: str = ""  # of `found`, to be remembered
     failed: str = ""
+    tried: str = ""  # why its last try failed, while another one follows
     job: Raw | None = None  # of this model
     stale_job: Raw | None = None  # of another one
 
@@ -63,7 +64,7 @@ def _of_job(observed: Observed, job: Raw) -> Inspected:
     conditions = (job.get("status") or {}).get("conditions") or ()
     if any(one["type"] in ("Failed", "Complete") and one["status"] == "True" for one in conditions):
         return Inspected(failed=failed or "its pods ended without a word")
-    return Inspected()
+    return Inspected(tried=failed)
 
 
 def _ends(observed: Observed, job: Raw) -> list[Raw]:

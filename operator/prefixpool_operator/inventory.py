@@ -5,6 +5,7 @@ Both are optional rights. Without them sizes must stand in the pool's spec, and 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ _log = logging.getLogger(__name__)
 _MIB: Final = 1 << 20
 _MEMORY: Final = "nvidia.com/gpu.memory"  # MiB of one device, or of one MIG slice where all slices are alike
 _PRODUCT: Final = "nvidia.com/gpu.product"
+_PART: Final = "nvidia.com/mig-"  # resources of slices where those of a node are unlike, with labels of their own
 _REPLICAS: Final = "nvidia.com/gpu.replicas"  # above 1: devices are handed out several times over
 _SHARED: Final = "-SHARED"  # the product's ending where the device plugin shares devices and keeps the resource's name
 
@@ -45,12 +47,14 @@ class ClusterInventory:
         self._clock = clock
         self._read_at: float | None = None
         self._nodes: tuple[Node, ...] | None = None
+        self._reading = asyncio.Lock()
 
     async def nodes(self) -> tuple[Node, ...] | None:
-        if self._read_at is None or self._clock() - self._read_at > self._fresh_s:
-            self._nodes = await self._read()
-            self._read_at = self._clock()
-        return self._nodes
+        async with self._reading:  # by one pool for all: a large cluster's nodes are many megabytes
+            if self._read_at is None or self._clock() - self._read_at > self._fresh_s:
+                self._nodes = await self._read()
+                self._read_at = self._clock()
+            return self._nodes
 
     async def _read(self) -> tuple[Node, ...] | None:
         nodes = await self._allowed(NODE)
@@ -82,8 +86,24 @@ def node_of(raw: Raw, devices: Sequence[_Device]) -> Node:
         allocatable={name: _amount(value) for name, value in (status.get("allocatable") or {}).items()},
         accelerator=product.removesuffix(_SHARED),
         accelerator_bytes=memory_bytes,
+        parts=_parts(labels),
         shared=_whole(labels.get(_REPLICAS, "")) > 1 or product.endswith(_SHARED),
     )
+
+
+def _parts(labels: Mapping[str, str]) -> Mapping[str, int]:
+    """The other labels are of the whole device."""
+    resources = {label.removesuffix(".memory") for label in labels if label.startswith(_PART) and label.endswith(".memory")}
+    return {
+        one: _whole(labels[f"{one}.memory"]) * _MIB
+        for one in sorted(resources)
+        if _whole(labels.get(f"{one}.replicas", "")) < 2
+    }
+
+
+def is_part(resource: str) -> bool:
+    """Whether it is a slice of a device."""
+    return resource.startswith(_PART)
 
 
 def devices_of(slices: Sequence[Raw]) -> Mapping[str, list[_Device]]:

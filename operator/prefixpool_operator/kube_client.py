@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 16
 PAGE: Final = 500  # objects of one answer; a list of pods is megabytes
+_QUOTED: Final = 300  # bytes
 _METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _UNREACHABLE: Final = (aiohttp.ClientError, TimeoutError, OSError)
@@ -155,7 +156,10 @@ class KubeClient:
             await self._renew(client)
         if status >= 300:
             raise _refusal(f"{method} {path}", status, answer)
-        return _decoded(answer)
+        try:
+            return msgspec.json.decode(answer, type=dict[str, Any])
+        except msgspec.DecodeError as error:  # somebody else answers in the server's place: nothing is known by that
+            raise UnavailableError(f"{method} {path}: {status}, but no object: {answer[:_QUOTED]!r}") from error
 
     async def _renew(self, refused: ApiClient) -> None:
         """Once for all calls that were refused. UnavailableError: there are no credentials just now."""
@@ -191,7 +195,7 @@ def _as_yaml(body: Raw) -> bytes:
 
 def _refusal(what: str, status: int, answer: bytes) -> Exception:
     said = _decoded(answer)
-    message = str(said.get("message") or answer[:300].decode(errors="replace") or "no reason given")
+    message = str(said.get("message") or answer[:_QUOTED].decode(errors="replace") or "no reason given")
     return error_of(status, str(said.get("reason", "")), f"{what}: {status}: {message}")
 
 

@@ -37,4 +37,5 @@ class OperatorMetrics:
         self.watch_restarts = counter("watch_restarts", "Times that watching ended by itself and was started again")
         self.pools = gauge("pools", "InferencePools that this process looks after")
         self.queue_depth = gauge("queue_depth", "Pools that wait for a look")
+        self.passed_over = gauge("namespaces_passed_over", "Namespaces to look after that may not be read")
         self.leader = gauge("leader", "1 while this process leads")

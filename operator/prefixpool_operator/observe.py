@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -20,8 +21,10 @@ from prefixpool_operator.controller import PoolKey
 from prefixpool_operator.hindrances import subjects
 from prefixpool_operator.identity import KEY_ENGINE, L_POOL, Identity, key_of
 from prefixpool_operator.inventory import Inventory
-from prefixpool_operator.kube import ForbiddenError, KubeApi, NotFoundError, Resource
+from prefixpool_operator.kube import ForbiddenError, KubeApi, KubeError, NotFoundError, Resource
 from prefixpool_operator.observed import Key, Observed, Raw, Settings
+
+_log = logging.getLogger(__name__)
 
 
 class _Keys(NamedTuple):
@@ -51,12 +54,14 @@ class Observer:
         self._kinds = kinds
         self._settings = settings
         self._now = now
+        self._told: dict[PoolKey, tuple[Raw, ...]] = {}  # warnings of the last look
 
     async def observe(self, key: PoolKey, suspects: frozenset[Key]) -> Observed | None:
         """None: the pool is gone. `suspects`: names that objects without the pool's label had before. Raises KubeError."""
         try:
             pool = await self._api.get(kube.POOL, *key)
         except NotFoundError:
+            self._told.pop(key, None)
             return None
         identity, labels = Identity.of(pool), f"{L_POOL}={key.name}"
         asked = [name for name in suspects if name[0] != kube.SECRET.kind]  # the Secret is looked at in any case
@@ -89,13 +94,20 @@ class Observer:
         return await self._agents.infos(pods, key) if key else {}
 
     async def _warnings(self, key: PoolKey, uids: Iterable[str]) -> tuple[Raw, ...]:
-        """() also where Events may not be read: they explain, and nothing is decided by them."""
+        """They explain; nothing is decided by them. () where they may not be read; while they cannot be, the last ones."""
         selectors = (f"involvedObject.uid={uid},type=Warning" for uid in uids)
         reads = (self._api.list_all(kube.EVENT, key.namespace, fields=one) for one in selectors)
         try:
-            return tuple(event for listed in await asyncio.gather(*reads) for event in listed)
+            found = tuple(event for listed in await asyncio.gather(*reads) for event in listed)
         except ForbiddenError:
             return ()
+        except KubeError as error:  # they may have a store of their own, and rollouts must not wait for that
+            _log.info("Events cannot be read", extra={"pool": str(key), "error": str(error)})
+            return self._told.get(key, ())
+        self._told.pop(key, None)
+        if found:
+            self._told[key] = found
+        return found
 
     async def _keys(self, identity: Identity) -> _Keys:
         try:

@@ -25,6 +25,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     allocatable: Mapping[str, int] = {}  # resource → count, or bytes for memory and ephemeral-storage
     accelerator: str = ""  # product name; "" = none, or unknown
     accelerator_bytes: int = 0  # memory of one device; 0 = unknown
+    parts: Mapping[str, int] = {}  # resource of a MIG slice → memory of one, where slices are unlike and not shared
     shared: bool = False  # devices are time-sliced, so their memory is not one pod's own
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from prefixpool.api.spec import PoolSpec
 from prefixpool_operator.digest import digest, given
-from prefixpool_operator.identity import A_REVISION, A_SPEC_HASH, A_TEMPLATE
+from prefixpool_operator.identity import A_REVISION, A_ROUTER_IMAGE, A_SPEC_HASH, A_TEMPLATE
 from prefixpool_operator.observed import Raw
 from prefixpool_operator.render import pods, router
 from prefixpool_operator.render.blueprint import Blueprint
@@ -39,7 +39,8 @@ def pinned(plan: Blueprint, mark: str, existing: Raw | None, *, hold: bool = Fal
     bare = kept or _with_router_image(pods.worker_template(plan), "")
     revision = digest(bare)
     template = _with_router_image(bare, plan.settings.router_image)
-    template["metadata"]["annotations"] = {A_REVISION: revision}
+    image = {A_ROUTER_IMAGE: plan.settings.router_image} if plan.sidecars else {}
+    template["metadata"]["annotations"] = {A_REVISION: revision, **image}
     text = msgspec.json.encode(bare, order="deterministic").decode()
     return Pinned(template=template, annotations={A_SPEC_HASH: wanted, A_TEMPLATE: text}, revision=revision)
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from prefixpool.api.reading import SpecError
 from prefixpool.api.spec import PoolSpec
-from prefixpool.api.status import ConditionStatus, ConditionType, PoolStatus, Reason, SizingStatus, TierStatus
+from prefixpool.api.status import WORD_MOST, ConditionStatus, ConditionType, PoolStatus, Reason, SizingStatus, TierStatus
 from prefixpool.sizing.plan import SizingPlan
 from prefixpool.sizing.tiers import TierSize
 from prefixpool_operator import downloads, troubles, verdicts
@@ -83,8 +83,8 @@ def _finish(view: View, spec: PoolSpec | None, work: Work, sized: Sized, accepte
         actions=work.actions,
         status=status.to_object(),
         status_changed=status != view.before,
+        done=tuple(_told(work)),
         events=(
-            *_told(work),
             *downloads.events(view, said[ConditionType.PROGRESSING]),
             *events(view.before, status.conditions),
         ),
@@ -104,7 +104,7 @@ def _status(view: View, work: Work, sized: Sized, said: dict[ConditionType, Verd
         updated_replicas=0 if work.held else view.updated(target),
         selector=identity.selector,
         endpoint=identity.endpoint if view.stateful is not None or target is not None else None,
-        replicas_managed_by=work.replicas.owner if work.replicas else None,
+        replicas_managed_by=work.replicas.owner[:WORD_MOST] if work.replicas else None,
         shape_source=sized.shape_source.value if sized.shape_source else None,
         sizing=_sizing(sizing, work.replicas) if sizing else None,
     )

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from prefixpool.wire import Info, State
-from prefixpool_operator.identity import A_REVISION, A_ROUTER_BEFORE, L_COMPONENT
+from prefixpool_operator.identity import A_REVISION, A_ROUTER_BEFORE, A_ROUTER_IMAGE, L_COMPONENT
 from prefixpool_operator.observed import Raw
 from prefixpool_operator.render import router, worker
 from prefixpool_operator.timestamp import seconds
@@ -47,12 +47,14 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     revision: str
     restarted_at: str
     router_before: str
+    router_asked: str = ""  # image; "": as it stands in the container
     node: str
     ready: bool
     terminating_s: float | None  # when it should be gone
     unschedulable: str
     unmade_since_s: float | None = None  # on a node, but its volumes or its network are not there, hence no container either
     created_s: float
+    bound_s: float = 0.0  # to its node; 0.0: not yet, or not known
     ended: bool = False  # for good (evicted, or a Job's that is done), and nobody asked it to
     containers: tuple[Container, ...]
     info: Info | None = None
@@ -107,8 +109,21 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def router_in_flight(self) -> bool:
-        """Its router is about to be replaced in place, or was asked to."""
-        return bool(self.router_before) and self.router is not None and self.router.id == self.router_before
+        """Its router is about to be replaced in place: the container of the former image still runs."""
+        former, _, image = self.router_before.partition(" ")
+        return bool(former) and self.router is not None and self.router.id == former and self.router.image != image
+
+    @property
+    def router_runs(self) -> str:
+        """Container and image, as `A_ROUTER_BEFORE` notes them; the image as it was before any patch of this container's."""
+        if self.router is None or self.router_in_flight:
+            return self.router_before
+        return f"{self.router.id} {self.router.image}"
+
+    @property
+    def router_image(self) -> str:
+        """As it was asked for, whatever admission made of that; "": no router."""
+        return (self.router_asked or self.router.image) if self.router is not None else ""
 
     @property
     def value(self) -> tuple[int, int, int]:
@@ -131,12 +146,14 @@ def read(raw: Raw, info: Info | None = None) -> Pod:
         revision=annotations.get(A_REVISION, ""),
         restarted_at=annotations.get(A_RESTARTED, ""),
         router_before=annotations.get(A_ROUTER_BEFORE, ""),
+        router_asked=annotations.get(A_ROUTER_IMAGE, ""),
         node=spec.get("nodeName") or "",
         ready=ready.get("status") == "True",
         terminating_s=seconds(deleted) if deleted else None,
         unschedulable=_unschedulable(scheduled),
         unmade_since_s=None if deleted or not spec.get("nodeName") else _unmade_since_s(status),
         created_s=seconds(meta["creationTimestamp"]) if meta.get("creationTimestamp") else 0.0,
+        bound_s=_bound_s(scheduled),
         ended=not deleted and status.get("phase") in ("Succeeded", "Failed"),
         containers=(
             *_containers(spec.get("initContainers"), status.get("initContainerStatuses")),
@@ -160,6 +177,11 @@ def _unschedulable(scheduled: Raw) -> str:
     if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
         return scheduled.get("message") or "no node fits"
     return ""
+
+
+def _bound_s(scheduled: Raw) -> float:
+    stamp = scheduled.get("lastTransitionTime") if scheduled.get("status") == "True" else None
+    return seconds(stamp) if stamp else 0.0
 
 
 def _unmade_since_s(status: Raw) -> float | None:

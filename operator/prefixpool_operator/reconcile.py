@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from msgspec.structs import replace
 
-from prefixpool_operator.actions import Plan
+from prefixpool_operator.actions import Event, Plan
 from prefixpool_operator.apply import Applier
 from prefixpool_operator.controller import Outcome, PoolKey
 from prefixpool_operator.events import EventPoster
-from prefixpool_operator.kube import ForbiddenError, InvalidError, NotFoundError
+from prefixpool_operator.kube import ConflictError, KubeError, NotFoundError, UnavailableError
 from prefixpool_operator.observe import Observer, unlisted
 from prefixpool_operator.observed import Key, Observed
 
+_INTERNAL: Final = 500
 _NONE: Final[frozenset[Key]] = frozenset()
 
 
@@ -30,7 +31,7 @@ class Reconciler:
         self._refused: dict[PoolKey, str] = {}
 
     async def reconcile(self, key: PoolKey) -> Outcome:
-        """Raises KubeError; the status is written also when an action was refused."""
+        """Raises KubeError; the status is written also when an action failed."""
         observed = await self._observer.observe(key, self._suspects.pop(key, _NONE))
         if observed is None:
             self._refused.pop(key, None)
@@ -41,23 +42,32 @@ class Reconciler:
         plan = self._plan(replace(observed, refused=self._refused.get(key, "")))
         try:
             surprises = await self._applier.apply(observed.pool, plan.actions)
-        except (ForbiddenError, InvalidError) as error:
-            self._refused[key] = str(error)
-            await self._tell(observed, plan)
+        except KubeError as error:
+            if _lasting(error):
+                self._refused[key] = str(error)
+            await self._tell(observed, plan, plan.events)
             raise
         if surprises:  # what was planned without them is not worth telling
             self._suspects[key] = suspects | surprises
             return Outcome(wake_after_s=0.0)
-        await self._tell(observed, plan)
+        await self._tell(observed, plan, (*plan.done, *plan.events))
         if self._refused.pop(key, ""):
             return Outcome(wake_after_s=0.0)  # the status is to say so
         return Outcome(wake_after_s=plan.wake_after_s)
 
-    async def _tell(self, observed: Observed, plan: Plan) -> None:
+    async def _tell(self, observed: Observed, plan: Plan, events: Iterable[Event]) -> None:
         pool = observed.pool
         if plan.status_changed:
             try:
                 await self._applier.write_status(pool, plan.status)
             except NotFoundError:
                 return  # deleted meanwhile
-        await self._events.post(pool, plan.events)
+        await self._events.post(pool, events)
+
+
+def _lasting(error: KubeError) -> bool:
+    """Whether the same again is likely to be answered likewise.
+
+    Not if somebody wrote first, nor if the server is not well; but 500 is also its answer while a webhook cannot be reached.
+    """
+    return error.status == _INTERNAL or not isinstance(error, ConflictError | UnavailableError)

@@ -36,7 +36,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     def old_router(self, pod: Pod) -> bool:
         """Whether its router needs another image, which can be had in place."""
-        return bool(self.router_image) and pod.router is not None and pod.router.image != self.router_image
+        return bool(self.router_image) and pod.router is not None and pod.router_image != self.router_image
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):

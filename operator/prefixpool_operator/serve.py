@@ -22,7 +22,7 @@ from prefixpool.listening import bound
 from prefixpool_operator import kube
 from prefixpool_operator.agents import HttpAgents
 from prefixpool_operator.apply import Applier
-from prefixpool_operator.changes import Changes
+from prefixpool_operator.changes import EVERYWHERE, Changes
 from prefixpool_operator.controller import Controller, Pace
 from prefixpool_operator.election import Elector, LeadershipLostError, LeaseTerms
 from prefixpool_operator.events import EventPoster
@@ -56,13 +56,13 @@ async def serve(settings: OperatorSettings, stop: asyncio.Event, *, abort: Calla
         metrics.leader.set_function(lambda: float(elector.leads()))
         inventory = ClusterInventory(api, fresh_s=settings.resync_s / 2, clock=time.monotonic)
         changes = _changes(settings, api, inventory)
+        metrics.passed_over.set_function(lambda: len(changes.passed_over))
         reconciler = _reconciler(settings, api, inventory, session, elector, metrics)
         controller = _controller(settings, reconciler, changes, metrics)
         triggers = Triggers(
             controller.wake,
             load_configuration,
             changes.known,
-            namespaces=settings.namespaces,
             kinds=(*_children(settings), kube.POD),
             timeout_s=settings.api_timeout_s,
             metrics=metrics,
@@ -138,7 +138,7 @@ def _elector(settings: OperatorSettings, identity: str, api: KubeClient) -> Elec
 
 def _changes(settings: OperatorSettings, api: KubeClient, inventory: ClusterInventory) -> Changes:
     kinds = (*_children(settings), kube.POD, kube.CLAIM)
-    return Changes(api, inventory, namespaces=settings.namespaces or ("",), kinds=kinds)
+    return Changes(api, inventory, namespaces=settings.namespaces or EVERYWHERE, kinds=kinds)
 
 
 def _reconciler(

@@ -116,7 +116,8 @@ def _unshaped(inspected: Inspected, identity: Identity, hindrance: str = "") -> 
         retry = _RETRY.format(identity.inspection)
         message = f"{NO_SHAPE}. The inspection of its files failed: {inspected.failed}. {retry}"
         return _unknown(Reason.INSPECTION_FAILED, message, inspected)
-    message = f"The Job {identity.inspection} reads the model's config.json and the sizes of its weights.{hindrance}"
+    tried = f" Its last try failed, and another one follows: {inspected.tried}" if inspected.tried else ""
+    message = f"The Job {identity.inspection} reads the model's config.json and the sizes of its weights.{hindrance}{tried}"
     return _unknown(Reason.INSPECTING, message, inspected, inspect=inspected.job is None and inspected.stale_job is None)
 
 
@@ -178,7 +179,7 @@ def _measured_blocks(observed: Observed, mark: str, before: Planned | None) -> i
     blocks = [
         info.device_blocks + NULL_BLOCKS
         for info in reported
-        if info.device_blocks and info.state in (State.READY, State.FENCED)
+        if info.device_blocks > 0 and info.state in (State.READY, State.FENCED)
     ]
     return min([*known, *blocks], default=0)
 

@@ -3,7 +3,8 @@
 kopf runs in a thread and event loop of its own: it cancels tasks that are not its own when it ends. Only `on.event`
 handlers are registered, because all others leave finalizers or annotations on objects. When watching ends by itself (a
 server that is down for long, a watch that is refused, a CRD that was deleted), it is started again; until then the resync
-does its work. kopf asks only once which kinds there are, and never watches one that is missing then: it waits for them.
+does its work. kopf asks only once which kinds there are, and never watches one that is missing then: it waits for them. A
+namespace that it may not watch ends it, so it is given those that may be read now.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import kopf
 from kubernetes.aio.client import Configuration
 
 from prefixpool_operator import kube
-from prefixpool_operator.changes import MANAGED, owner
+from prefixpool_operator.changes import EVERYWHERE, MANAGED, owner
 from prefixpool_operator.controller import PoolKey
 from prefixpool_operator.kube import KubeError, Resource
 from prefixpool_operator.metrics import OperatorMetrics
@@ -29,22 +30,22 @@ _log = logging.getLogger(__name__)
 _FIRST_PAUSE_S: Final = 1.0  # before watching starts again; doubles up to the next
 _LONGEST_PAUSE_S: Final = 30.0
 _STEADY_S: Final = 60.0  # what went well for so long starts again with the first pause
+_LOOK_S: Final = 60.0  # between two looks at which namespaces may be read
 _STOP_S: Final = 5.0
 
 
 class Triggers:
     """`wake` is called in the loop that runs `run`. `load` says where the API server is and how to log in.
 
-    `known` raises KubeError while the cluster does not know InferencePools.
+    `known` returns the namespaces that may be read, or EVERYWHERE; KubeError while the cluster does not know InferencePools.
     """
 
     def __init__(
         self,
         wake: Callable[[PoolKey], None],
         load: Callable[[], Awaitable[Configuration]],
-        known: Callable[[], Awaitable[None]],
+        known: Callable[[], Awaitable[tuple[str, ...]]],
         *,
-        namespaces: tuple[str, ...],
         kinds: tuple[Resource, ...],
         timeout_s: float,
         metrics: OperatorMetrics,
@@ -52,7 +53,6 @@ class Triggers:
         self._wake = wake
         self._load = load
         self._known = known
-        self._namespaces = namespaces
         self._kinds = kinds
         self._timeout_s = timeout_s
         self._metrics = metrics
@@ -65,7 +65,7 @@ class Triggers:
             why = await self._watch()
             if asyncio.get_running_loop().time() - began_s > _STEADY_S:
                 pause_s = _FIRST_PAUSE_S
-            _log.warning("watching ended; it starts again", extra={"error": str(why), "again_s": pause_s})
+            _log.warning("watching ended; it starts again", extra={"error": str(why or ""), "again_s": pause_s})
             self._metrics.watch_restarts.inc()
             await asyncio.sleep(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
@@ -73,7 +73,7 @@ class Triggers:
     async def _watch(self) -> BaseException | None:
         """One life of kopf; what ended it, or kept it from beginning."""
         try:
-            await self._known()
+            namespaces = await self._known()
         except KubeError as error:
             return error
         loop = asyncio.get_running_loop()
@@ -87,7 +87,7 @@ class Triggers:
         def live() -> None:
             why: BaseException | None = None
             try:
-                asyncio.run(self._operator(loop, stop))
+                asyncio.run(self._operator(loop, stop, namespaces))
             except BaseException as error:  # noqa: BLE001 -- the end of the thread; whoever waits decides
                 why = error
             with suppress(RuntimeError):  # nobody waits any more
@@ -95,14 +95,23 @@ class Triggers:
 
         threading.Thread(target=live, name="kopf", daemon=True).start()
         try:
-            return await asyncio.shield(ended)
+            return await self._until(ended, namespaces)
         finally:
             stop.set()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_STOP_S):
                     await ended
 
-    async def _operator(self, loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
+    async def _until(self, ended: asyncio.Future[BaseException | None], watched: tuple[str, ...]) -> BaseException | None:
+        """What ended it; None also when there are other namespaces to watch."""
+        while True:
+            if (await asyncio.wait({ended}, timeout=None if watched == EVERYWHERE else _LOOK_S))[0]:
+                return ended.result()
+            with suppress(KubeError):  # the resync tells of it
+                if await self._known() != watched:
+                    return None
+
+    async def _operator(self, loop: asyncio.AbstractEventLoop, stop: threading.Event, namespaces: tuple[str, ...]) -> None:
         registry = kopf.OperatorRegistry()
         kopf.on.login(id="login", registry=registry)(self._login)
         for resource in (kube.POOL, *self._kinds):
@@ -115,8 +124,8 @@ class Triggers:
                 standalone=True,
                 # Unused, but without one kopf asks for the user's name, and a container's user has none.
                 identity="prefixpool-operator",  # type: ignore[arg-type]  # a str by a name not exported
-                clusterwide=not self._namespaces,
-                namespaces=self._namespaces,
+                clusterwide=namespaces == EVERYWHERE,
+                namespaces=() if namespaces == EVERYWHERE else namespaces,
                 stop_flag=stop,
             )
         finally:

@@ -24,6 +24,7 @@ from prefixpool_operator.view import View
 OOM_TOLD_S: Final = 600.0  # a pod that recovered from an out-of-memory kill is told of for so long
 STUCK_S: Final = 30.0  # beyond its grace period
 LOOK_S: Final = 30.0  # between two looks at what no watch tells of
+_NODES_S: Final = 120.0  # in which a node that just joined is known, and known to be ready: nodes are read now and then
 _PODS_S: Final = 60.0  # in which a StatefulSet that was written has pods, and a pod on a node has its volumes
 _TEXT: Final = 300  # characters of another program's message
 _SHOWN: Final = 5  # names of pods in a message
@@ -117,11 +118,13 @@ def _of_pod(pod: Pod, view: View) -> Iterator[Trouble | Deadline]:
         return
     if pod.starts_silently:
         yield Deadline(at_s=view.now_s + LOOK_S)
-    if node and not pod.ready:
+    if node and not pod.ready and view.now_s >= pod.bound_s + _NODES_S:
         yield Trouble(
             reason=Reason.NODE_LOST, message=f"node {node} is not ready; Kubernetes evicts its pods after 5 minutes"
         )
         return
+    if node and not pod.ready:
+        yield Deadline(at_s=pod.bound_s + _NODES_S)
     if pod.unschedulable:
         claim = "persistentvolumeclaim" in pod.unschedulable.lower()
         reason = Reason.CLAIM_PENDING if claim else Reason.UNSCHEDULABLE

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from prefixpool.api.status import Reason
+from prefixpool.listing import listed
 from prefixpool_operator.conditions import Verdict
 from prefixpool_operator.rollout import Target
 from prefixpool_operator.troubles import Trouble
 from prefixpool_operator.view import View
 from prefixpool_operator.work import Work
+
+_TOLD: Final = 12  # troubles in words: with hundreds of replicas each may have its own
+_SHOWN: Final = 5  # names of pods in a message
 
 
 def available(view: View, work: Work, max_unavailable: int) -> Verdict:
@@ -81,7 +86,7 @@ def _under_way(view: View, work: Work, target: Target) -> Verdict:
     counts = _counts(view, target)
     if view.stateful is None:
         return Verdict.yes(Reason.STARTING, f"The pool is being made. {counts}")
-    if failing := ", ".join(pod.name for pod in work.step.failing):
+    if failing := listed([pod.name for pod in work.step.failing], _SHOWN):
         return Verdict.yes(
             Reason.ROLLING_OUT, f"The rollout has stopped, because {failing} of the new revision fails. {counts}"
         )
@@ -100,7 +105,9 @@ def _counts(view: View, target: Target) -> str:
 
 
 def degraded(troubles: Sequence[Trouble]) -> Verdict:
-    """Every trouble is told; the first one gives the reason."""
+    """The worst troubles are told; the first one gives the reason."""
     if not troubles:
         return Verdict.no(Reason.HEALTHY, "Nothing needs a person.")
-    return Verdict.yes(troubles[0].reason, "\n".join(str(one) for one in troubles))
+    more = len(troubles) - _TOLD
+    told = [*map(str, troubles[:_TOLD]), *([f"And {more} more."] if more > 0 else [])]
+    return Verdict.yes(troubles[0].reason, "\n".join(told))

@@ -15,7 +15,7 @@ from prefixpool.sizing.plan import SizingPlan
 from prefixpool_operator import children, drift, replicas, troubles
 from prefixpool_operator.actions import Action, Apply, Delete, PatchImage
 from prefixpool_operator.children import STATEFUL_SET, Wanted
-from prefixpool_operator.identity import A_ROUTER_BEFORE, KEY_ENGINE, KEY_SALT, Component, key_of
+from prefixpool_operator.identity import A_ROUTER_BEFORE, A_ROUTER_IMAGE, KEY_ENGINE, KEY_SALT, Component, key_of
 from prefixpool_operator.observed import Key, Observed
 from prefixpool_operator.pod import A_RESTARTED, Pod
 from prefixpool_operator.remembered import Remembered
@@ -152,7 +152,7 @@ def _new_router(pod: Pod, target: Target) -> PatchImage:
         uid=pod.uid,
         container=pod.router.name,
         image=target.router_image,
-        annotations={A_ROUTER_BEFORE: pod.router.id},
+        annotations={A_ROUTER_BEFORE: pod.router_runs, A_ROUTER_IMAGE: target.router_image},
         reason=f"the router of {pod.name} runs image {pod.router.image}; its engine goes on",
     )
 

@@ -122,3 +122,42 @@ async def test_an_agent_that_never_answers_holds_up_nobody_for_long() -> None:
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
         assert await HttpAgents(session, timeout_s=0.05, port=server.port or 0).infos([pod("p-0")], "k") == {}
         release.set()
+
+
+async def test_an_agent_sends_the_operator_nowhere_else() -> None:
+    """Who runs a pod could have had any address asked that only the operator reaches."""
+    asked: list[str] = []
+
+    async def anything(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        raise web.HTTPFound("/elsewhere")
+
+    app = web.Application()
+    app.add_routes([web.get("/{path:.*}", anything)])
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        assert await HttpAgents(session, timeout_s=5, port=server.port or 0).infos([pod("p-0")], "sesame") == {}
+    assert asked == ["/info"]
+
+
+class Deaf:
+    """A network that swallows what is sent."""
+
+    def get(self, _url: str, **_how: Any) -> Deaf:
+        return self
+
+    async def __aenter__(self) -> None:
+        await asyncio.sleep(2)
+        raise TimeoutError
+
+    async def __aexit__(self, *_error: object) -> None:
+        pass
+
+
+@pytest.mark.looptime(start=0)
+async def test_agents_that_cannot_be_reached_leave_time_to_look_after_their_pools() -> None:
+    """Thousands of them, one timeout after another, took longer than a look at a pool may: none was looked after."""
+    session: Any = Deaf()
+    agents = HttpAgents(session, timeout_s=2)
+    pools = [[pod(f"p{pool}-{number}") for number in range(500)] for pool in range(8)]
+    assert await asyncio.gather(*(agents.infos(pods, "sesame") for pods in pools)) == [{}] * 8
+    assert asyncio.get_running_loop().time() <= 12

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from prefixpool_operator import kube
-from prefixpool_operator.changes import _WHOLE_ROUNDS, Changes, owner
+from prefixpool_operator.changes import _WHOLE_ROUNDS, EVERYWHERE, Changes, owner
 from prefixpool_operator.controller import PoolKey
 from prefixpool_operator.identity import L_POOL
 from prefixpool_operator.inventory import ClusterInventory
-from prefixpool_operator.kube import NotFoundError, UnavailableError
+from prefixpool_operator.kube import ForbiddenError, NotFoundError, Resource, UnavailableError
+from prefixpool_operator.observed import Raw
 from prefixpool_testing.fake_kube import FakeKube
 
 KINDS = (kube.STATEFUL_SET, kube.POD)
 
 
 def changes(api: FakeKube, *namespaces: str) -> Changes:
-    return Changes(api, ClusterInventory(api, fresh_s=-1, clock=lambda: 0), namespaces=namespaces or ("",), kinds=KINDS)
+    return Changes(api, ClusterInventory(api, fresh_s=-1, clock=lambda: 0), namespaces=namespaces or EVERYWHERE, kinds=KINDS)
 
 
 def put_pod(api: FakeKube, name: str, pool: str) -> None:
@@ -113,3 +116,40 @@ async def test_a_cluster_without_the_kind_is_told_what_to_apply() -> None:
     api.fail = lambda verb, kind, name: NotFoundError("404 page not found", status=404) if kind == kube.POOL.kind else None
     with pytest.raises(NotFoundError, match=r"apply crds/.*404 page not found"):
         await changes(api).pools()
+
+
+class Fenced(FakeKube):
+    """With rights in some namespaces only, as they are left when others are deleted."""
+
+    def __init__(self, *readable: str) -> None:
+        super().__init__()
+        self.readable = set(readable)
+
+    async def list_all(self, resource: Resource, namespace: str = "", **how: Any) -> list[Raw]:
+        if resource.namespaced and namespace not in self.readable:
+            raise ForbiddenError(f"{resource.plural} is forbidden in the namespace {namespace}", status=403)
+        return await super().list_all(resource, namespace, **how)
+
+
+async def test_a_deleted_namespace_does_not_end_the_care_for_the_others() -> None:
+    """The rights in it went with it."""
+    api = Fenced("a", "b")
+    for namespace in ("a", "b"):
+        api.put(kube.POOL, "p", namespace=namespace)
+    made = changes(api, "a", "b")
+    assert set(await made.pools()) == {PoolKey("a", "p"), PoolKey("b", "p")}
+    api.readable = {"a"}
+    api.put(kube.POOL, "p", namespace="a", spec={"replicas": 2})
+    assert await made.pools() == [PoolKey("a", "p")]
+    assert await made.known() == ("a",)
+    assert made.passed_over == {"b"}
+    api.readable = {"a", "b"}
+    assert PoolKey("b", "p") in await made.pools(), "somebody made it anew"
+
+
+async def test_without_rights_anywhere_nothing_is_taken_for_listed() -> None:
+    made = changes(Fenced(), "a", "b")
+    with pytest.raises(ForbiddenError):
+        await made.pools()
+    with pytest.raises(ForbiddenError):
+        await made.known()

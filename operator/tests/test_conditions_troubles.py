@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from prefixpool.api.status import MESSAGE_MOST
 from prefixpool.wire import DiskCause, DiskProblem, Download, Mode, State
 from prefixpool_operator.actions import FIELD_MANAGER
 from prefixpool_operator.hindrances import RECENT_S
@@ -182,6 +183,21 @@ def test_a_pod_on_a_dead_node_says_how_to_get_rid_of_it() -> None:
     assert "kubectl delete pod chat-1 --force" in message
 
 
+@pytest.mark.parametrize("nodes", [(), (Node(name="node-1", ready=False),)], ids=["unknown", "not ready yet"])
+def test_a_pod_on_a_node_that_just_joined_is_no_pod_on_a_lost_node(nodes: tuple[Node, ...]) -> None:
+    """Nodes are read now and then: with each node that an autoscaler added, pools called it lost."""
+    cluster = settled()
+    cluster.nodes = nodes
+    cluster.set_ready("chat-0", ready=False)
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": STAMP}
+    cluster.pods["chat-0"]["status"]["conditions"].append(scheduled)
+    assert cluster.reconcile().wake_after_s is not None
+    assert cluster.said()["Degraded"] == "False Healthy"
+    cluster.now_s += 120
+    cluster.reconcile()
+    assert cluster.said()["Degraded"] == "True NodeLost"
+
+
 def test_a_ready_pod_on_a_node_nobody_may_read_is_no_trouble() -> None:
     cluster = settled()
     cluster.nodes = None
@@ -350,3 +366,31 @@ def test_half_filled_pods_are_read() -> None:
 
 def test_times() -> None:
     assert seconds(STAMP) == NOW
+
+
+def test_many_pods_with_a_trouble_of_their_own_fit_into_a_status() -> None:
+    """The API server refuses a longer message, and with it the whole status, when it is needed most."""
+    cluster = settled(replicas=120)
+    for name in cluster.pods:
+        cluster.crash(name, message=f"{name}: {'no such device ' * 15}")
+    cluster.reconcile()
+    message = cluster.condition("Degraded")["message"]
+    assert len(message) <= MESSAGE_MOST
+    assert message.endswith("And 108 more.")
+
+
+def test_a_rollout_that_stopped_at_many_pods_fits_into_a_status() -> None:
+    cluster = ToyCluster(pool({"replicas": 60, "rollout": {"maxUnavailable": 59}}, name="a" * 40))
+    cluster.run()
+    cluster.edit_spec("kubectl", engine={"maxNumSeqs": 7})
+    for _ in range(3):
+        cluster.reconcile()
+        cluster.end()
+        cluster.controllers()
+    for name, pod in cluster.pods.items():
+        if pod["status"]["conditions"][0]["status"] == "False":
+            cluster.crash(name)
+    cluster.reconcile()
+    message = cluster.condition("Progressing")["message"]
+    assert "has stopped" in message
+    assert len(message) < 400

@@ -102,3 +102,29 @@ async def test_nodes_are_read_once_in_a_while() -> None:
     await asyncio.sleep(61)
     await inventory.nodes()
     assert api.calls.count(("list", "Node", "")) == 2
+
+
+async def test_pools_that_ask_at_once_do_not_list_all_nodes_each() -> None:
+    class Slow(FakeKube):
+        async def list_all(self, *what: Any, **how: Any) -> list[Raw]:
+            await asyncio.sleep(0)
+            return await super().list_all(*what, **how)
+
+    api = Slow()
+    put_node(api, "n", {})
+    inventory = ClusterInventory(api, fresh_s=60, clock=lambda: 0)
+    await asyncio.gather(*(inventory.nodes() for _ in range(16)))
+    assert api.calls.count(("list", "Node", "")) == 1
+
+
+async def test_slices_of_unlike_sizes_have_figures_of_their_own() -> None:
+    api = FakeKube()
+    labels = {
+        "nvidia.com/gpu.memory": "40537", "nvidia.com/gpu.product": "A100-SXM4-40GB", "nvidia.com/mig-1g.5gb.memory": "4864",
+        "nvidia.com/mig-1g.5gb.replicas": "1", "nvidia.com/mig-2g.10gb.memory": "9984",
+        "nvidia.com/mig-2g.10gb.replicas": "2",
+    }  # fmt: skip
+    put_node(api, "n", labels)
+    node = await only(api)
+    assert node.accelerator_bytes == 40537 << 20
+    assert node.parts == {"nvidia.com/mig-1g.5gb": 4864 << 20}, "what is shared is not one pod's own"

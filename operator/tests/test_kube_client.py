@@ -17,7 +17,7 @@ from kubernetes.aio.client import Configuration
 
 from prefixpool.errors import SettingsError
 from prefixpool_operator import kube
-from prefixpool_operator.kube import Content, KubeError
+from prefixpool_operator.kube import Content, KubeError, UnavailableError
 from prefixpool_operator.kube_client import AT_ONCE, PAGE, KubeClient, load_configuration
 
 SERVICE = kube.resource_of("Service")
@@ -291,3 +291,16 @@ async def test_a_broken_kubeconfig_is_told_without_a_traceback(
     monkeypatch.setattr("kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
     with pytest.raises(SettingsError, match="no Kubernetes API server to talk to"):
         await load_configuration()
+
+
+async def test_a_page_in_the_servers_place_is_no_object() -> None:
+    """A proxy's, with 200: the operator took it for a Lease without a holder, and ended at the first list."""
+
+    async def page() -> web.Response:
+        return web.Response(text="<html>please log in</html>")
+
+    async with connected(Script(page)) as client:
+        with pytest.raises(UnavailableError, match="please log in"):
+            await client.get(kube.LEASE, "ns", "prefixpool-operator")
+        with pytest.raises(UnavailableError):
+            await client.list_all(kube.POOL)

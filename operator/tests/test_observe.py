@@ -137,6 +137,18 @@ async def test_without_the_right_to_read_events_all_else_goes_on() -> None:
     assert (len(observed.pods), observed.warnings) == (2, ())
 
 
+async def test_while_events_cannot_be_read_pools_are_looked_after_and_say_what_they_said() -> None:
+    """Events may have a store of their own: while it was away, every look at a pool with a stuck pod failed."""
+    rig = Rig()
+    stuck(rig)
+    rig.api.fail = lambda verb, kind, name: UnavailableError("500") if kind == "Event" else None
+    assert (await rig.look()).warnings == ()
+    rig.api.fail = lambda verb, kind, name: None
+    await rig.look()
+    rig.api.fail = lambda verb, kind, name: UnavailableError("500") if kind == "Event" else None
+    assert [one["message"] for one in (await rig.look()).warnings] == ["of stuck"]
+
+
 async def test_names_that_were_taken_are_looked_at_again() -> None:
     rig = Rig()
     rig.api.put(kube.resource_of("Service"), "p")

@@ -30,7 +30,7 @@ def test_an_edit_is_put_back_and_told_of() -> None:
     found = cluster.reconcile()
     (action,) = found.actions
     assert action.reason.startswith("rancher changed Service chat: spec.selector.prefixpool.dev/pool, spec.selector.app")
-    assert (found.events[0].type, found.events[0].reason) == ("Warning", "PutBack")
+    assert (found.done[0].type, found.done[0].reason) == ("Warning", "PutBack")
     assert cluster.children["Service", "chat"]["spec"]["selector"]["prefixpool.dev/pool"] == "chat"
     cluster.run()
     assert cluster.plan().actions == ()

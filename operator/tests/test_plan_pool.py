@@ -297,7 +297,7 @@ def test_the_least_cached_value_is_replaced_first() -> None:
     cluster.controllers()
     found = cluster.plan()
     assert [one.reason.split(" is of")[0] for one in found.actions] == ["pod chat-1"]
-    assert [one.reason for one in found.events] == ["ReplacingPod"]
+    assert [one.reason for one in found.done] == ["ReplacingPod"]
 
 
 def test_routers_move_without_a_gap() -> None:
@@ -323,7 +323,7 @@ def test_routers_move_without_a_gap() -> None:
     assert selector() == "router"
     cluster.run()
     assert selector() == "worker"
-    assert ("Deployment", "chat-router") not in cluster.children
+    assert not [key for key in cluster.children if key[1] == "chat-router"]
     assert cluster.said()["Progressing"] == "False Settled"
 
 

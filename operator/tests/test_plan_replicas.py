@@ -87,3 +87,14 @@ def test_engines_that_hold_less_than_planned_make_more_replicas() -> None:
     cluster.run()
     assert cluster.pool["spec"]["replicas"] == 5
     assert cluster.said()["Sized"] == "True Measured"
+
+
+def test_many_owners_with_long_names_fit_into_a_status() -> None:
+    """The API server refuses a longer word, and with it the whole status."""
+    cluster = budgeted()
+    for letter in "abc":
+        cluster.edit_spec(letter * 128)
+        cluster.pool["metadata"]["managedFields"][-1]["fieldsV1"]["f:spec"]["f:replicas"] = {}
+    cluster.reconcile()
+    assert cluster.pool["status"]["replicasManagedBy"].startswith("aaa")
+    assert len(cluster.pool["status"]["replicasManagedBy"]) == 253

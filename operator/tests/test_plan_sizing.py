@@ -91,6 +91,19 @@ def test_the_smallest_device_that_a_pod_may_get_counts() -> None:
     assert remembered["device"]["memoryBytes"] == 40 << 30
 
 
+def test_a_slice_of_a_device_is_not_sized_as_the_whole_device() -> None:
+    """With unlike slices on a node, its labels `nvidia.com/gpu…` are of the whole devices: far too much fitted."""
+    part = "nvidia.com/mig-1g.10gb"
+    mixed = node(gib=80, allocatable={part: 7}, parts={part: 9 << 30}, accelerator="NVIDIA-A100-SXM4-80GB")
+    cluster = on_gpus("meta-llama/Llama-3.1-8B", mixed, accelerator={"resource": part})
+    assert cluster.said()["Sized"] == "False DoesNotFit"
+    cluster = on_gpus("meta-llama/Llama-3.2-1B", mixed, accelerator={"resource": part}, engine={"maxModelLen": 8192})
+    remembered = json.loads(cluster.children["ConfigMap", "chat-config"]["data"]["planned"])
+    assert remembered["device"]["memoryBytes"] == 9 << 30
+    cluster = on_gpus("meta-llama/Llama-3.2-1B", node(allocatable={part: 7}), accelerator={"resource": part})
+    assert cluster.said()["Sized"] == "Unknown DeviceUnknown", "nobody tells how large a slice is"
+
+
 @pytest.mark.parametrize(
     ("nodes", "why"),
     [
@@ -225,6 +238,17 @@ def test_an_inspection_that_fails_names_all_three_ways() -> None:
     assert cluster.plan().actions == ()
 
 
+def test_a_try_that_failed_is_told_while_another_one_follows() -> None:
+    cluster, job = inspecting()
+    policy = job["spec"]["podFailurePolicy"]["rules"][0]
+    assert inspection.EXIT_AGAIN not in policy["onExitCodes"]["values"], "else one bad moment would be the last word"
+    cluster.pods["inspect-pod"] = ended(job, inspection.write_error("huggingface.co answers HTTP 503").decode())
+    cluster.reconcile()
+    assert cluster.said()["Sized"] == "Unknown Inspecting"
+    assert "another one follows: huggingface.co answers HTTP 503" in cluster.condition("Sized")["message"]
+    assert cluster.said()["Degraded"] == "False Healthy"
+
+
 def test_a_paused_pool_does_not_promise_an_inspection() -> None:
     cluster = ToyCluster(pool({**UNKNOWN, "paused": True}))
     assert cluster.reconcile().actions == ()
@@ -343,3 +367,21 @@ def test_what_containers_really_get_and_use_is_compared_with_the_plan() -> None:
         assert ("Warning" in said(cluster)) is bool(words)
         assert words in said(cluster)
         assert cluster.plan().actions == (), "nothing is done about it"
+
+
+@pytest.mark.parametrize("blocks", [1, 2, -3])
+def test_an_engine_that_reports_next_to_no_blocks_breaks_no_plan(blocks: int) -> None:
+    """A division by what a replica holds ended every look at the pool."""
+    shape = {
+        "weights": "257Mi", "maxModelLen": 8, "hiddenSize": 576, "intermediateSize": 1536, "attentionHeads": 9,
+        "vocabularySize": 49152,
+        "kv": [
+            {"kind": "full", "layers": 2, "heads": 3, "valuesPerToken": 128},
+            {"kind": "window", "layers": 28, "heads": 3, "valuesPerToken": 128, "window": 64},
+        ],
+    }  # fmt: skip
+    cluster = ToyCluster(pool({"kvBudget": {"residentTokens": 100}, "model": {"source": "a/b", "shape": shape}}))
+    cluster.run()
+    cluster.infos["chat-0"] = info("chat-0", device_blocks=blocks)
+    cluster.reconcile()
+    assert cluster.said()["Sized"] in ("True Measured", "True Planned")

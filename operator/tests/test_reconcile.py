@@ -15,7 +15,7 @@ from prefixpool_operator.apply import Applier
 from prefixpool_operator.controller import Outcome, PoolKey
 from prefixpool_operator.events import EventPoster
 from prefixpool_operator.identity import L_POOL
-from prefixpool_operator.kube import InvalidError
+from prefixpool_operator.kube import InvalidError, KubeError, UnavailableError
 from prefixpool_operator.metrics import OperatorMetrics
 from prefixpool_operator.observe import Observer
 from prefixpool_operator.observed import Node, Observed, Raw, Settings
@@ -120,3 +120,38 @@ async def test_what_was_planned_without_a_child_that_lost_its_label_is_not_told(
     for _ in range(2):  # also after the plan left it as it is, because somebody insists
         assert await rig.reconcile() == Outcome()
         assert rig.seen[-1].children["Service", "p"] == unlabelled
+
+
+async def test_a_webhook_that_is_down_is_told_of_in_the_status() -> None:
+    """It is answered with 500, and each try ended without a word: the status stood as it was before, for ever."""
+    down = UnavailableError('500: failed calling webhook "v.example": connection refused', status=500)
+    rig = Rig(actions=(Apply(object=SERVICE, reason="new"),), status_changed=True)
+    rig.api.fail = lambda verb, kind, name: down if verb == "apply" else None
+    for _ in range(2):
+        with pytest.raises(UnavailableError):
+            await rig.reconcile()
+    assert rig.api.objects["InferencePool", "ns", "p"]["status"] == {"replicas": 1}
+    assert [observed.refused for observed in rig.seen] == ["", str(down)]
+
+
+async def test_a_server_that_is_not_well_is_no_refusal() -> None:
+    rig = Rig(actions=(Apply(object=SERVICE, reason="new"),), status_changed=True)
+    errors = [UnavailableError("no answer"), UnavailableError("429: too many requests", status=429)]
+    rig.api.fail = lambda verb, kind, name: errors.pop() if verb == "apply" else None
+    while errors:
+        with pytest.raises(UnavailableError):
+            await rig.reconcile()
+    assert [observed.refused for observed in rig.seen] == ["", ""]
+
+
+async def test_what_was_not_done_is_not_told_in_events() -> None:
+    """Again with every try: that pods are deleted, while a quota refused what comes first."""
+    deed = Event(type=EventType.NORMAL, reason="ReplacingPod", message="Deleting p-0")
+    rig = Rig(actions=(Apply(object=SERVICE, reason="new"),), done=(deed,), events=(NEWS,))
+    rig.api.fail = lambda verb, kind, name: InvalidError("exceeded quota") if verb == "apply" else None
+    with pytest.raises(KubeError):
+        await rig.reconcile()
+    assert [obj["reason"] for (kind, _, _), obj in rig.api.objects.items() if kind == "Event"] == ["News"]
+    rig.api.fail = lambda verb, kind, name: None
+    await rig.reconcile()
+    assert {obj["reason"] for (kind, _, _), obj in rig.api.objects.items() if kind == "Event"} == {"News", "ReplacingPod"}

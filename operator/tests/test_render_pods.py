@@ -253,6 +253,19 @@ def test_routers_of_their_own() -> None:
     assert child("Service", "chat", spec)["spec"]["selector"]["app.kubernetes.io/component"] == "router"
 
 
+def test_dollars_in_arguments_reach_the_engine_as_they_were_written() -> None:
+    """The kubelet made one of two, and put variables in."""
+    found = worker({"engine": {"extraArgs": ["--x=^a$$|$(HOME)$"]}})
+    assert found.engine_args.replace("$$", "$") == "'--x=^a$$|$(HOME)$'"
+
+
+def test_nodes_that_are_drained_at_once_do_not_take_all_routers() -> None:
+    """Clients are sent to routers only, and only replicas had a budget."""
+    budget = child("PodDisruptionBudget", "chat-router", {"router": {"mode": "Deployment"}})["spec"]
+    assert budget["maxUnavailable"] == 1
+    assert budget["selector"]["matchLabels"]["app.kubernetes.io/component"] == "router"
+
+
 def test_children_belong_to_the_pool_and_bear_its_labels() -> None:
     cluster = ToyCluster(pool({"replicas": 1}))
     cluster.reconcile()

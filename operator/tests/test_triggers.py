@@ -13,6 +13,7 @@ from kubernetes.aio.client import Configuration
 from prometheus_client import CollectorRegistry
 
 from prefixpool_operator import kube, triggers
+from prefixpool_operator.changes import EVERYWHERE
 from prefixpool_operator.controller import PoolKey
 from prefixpool_operator.kube import NotFoundError
 from prefixpool_operator.metrics import OperatorMetrics
@@ -24,16 +25,17 @@ async def load() -> Configuration:
     return Configuration(host="http://127.0.0.1:9")
 
 
-async def known() -> None:
+async def known() -> tuple[str, ...]:
     """The cluster has InferencePools."""
+    return EVERYWHERE
 
 
 def made(
     registry: CollectorRegistry,
     wake: Callable[[PoolKey], None] = lambda key: None,
-    known: Callable[[], Awaitable[None]] = known,
+    known: Callable[[], Awaitable[tuple[str, ...]]] = known,
 ) -> Triggers:
-    return Triggers(wake, load, known, namespaces=(), kinds=(kube.POD,), timeout_s=1, metrics=OperatorMetrics(registry))
+    return Triggers(wake, load, known, kinds=(kube.POD,), timeout_s=1, metrics=OperatorMetrics(registry))
 
 
 async def until_stopped(stop_flag: threading.Event, **_: Any) -> None:
@@ -74,9 +76,10 @@ async def test_pools_are_watched_again_when_their_crd_was_deleted_and_returns(mo
     there = [True, False, False, True]
     lives: list[int] = []
 
-    async def known() -> None:
+    async def known() -> tuple[str, ...]:
         if not there.pop(0):
             raise NotFoundError("the server could not find the requested resource")
+        return EVERYWHERE
 
     async def operator(**settings: Any) -> None:
         lives.append(len(there))
@@ -148,5 +151,32 @@ async def test_kopf_logs_in_as_the_rest_of_the_operator_does(monkeypatch: pytest
         return found
 
     metrics = OperatorMetrics(CollectorRegistry())
-    info = await Triggers(lambda key: None, load, known, namespaces=(), kinds=(), timeout_s=1, metrics=metrics)._login()
+    info = await Triggers(lambda key: None, load, known, kinds=(), timeout_s=1, metrics=metrics)._login()
     assert (info.server, info.ca_path, info.scheme, info.token) == ("https://10.0.0.1", "/ca.crt", "Bearer", "sesame")
+
+
+async def test_a_namespace_that_may_not_be_read_is_not_watched_until_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kopf ends altogether where it may not watch; so one deleted namespace ended the watching of all."""
+    readable = ["a"]
+    lives: list[tuple[bool, tuple[str, ...]]] = []
+
+    async def known() -> tuple[str, ...]:
+        return tuple(readable)
+
+    async def operator(clusterwide: bool, namespaces: tuple[str, ...], **settings: Any) -> None:
+        lives.append((clusterwide, namespaces))
+        readable[:] = ["a", "b"]
+        await until_stopped(**settings)
+
+    monkeypatch.setattr(kopf, "operator", operator)
+    monkeypatch.setattr(triggers, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(triggers, "_LOOK_S", 0.01)
+    running = asyncio.create_task(made(CollectorRegistry(), known=known).run())
+
+    async def second_life() -> bool:
+        return len(lives) == 2
+
+    await eventually(second_life, what="the other namespace is watched, too")
+    assert lives == [(False, ("a",)), (False, ("a", "b"))]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

@@ -18,16 +18,16 @@
 {{- default (ternary (include "prefixpool.operator" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
 {{- end -}}
 
-{{- /* Of the operator's pods. */ -}}
+{{- /* Of the operator's pods. Names are quoted wherever they stand: `helm install 123` is allowed. */ -}}
 {{- define "prefixpool.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "prefixpool.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "prefixpool.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end -}}
 
 {{- define "prefixpool.labels" -}}
-app.kubernetes.io/name: {{ include "prefixpool.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "prefixpool.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
@@ -38,9 +38,9 @@ Metadata of an object: (dict "root" $ "name" …), and where wanted "labels", "a
 unless given, and none if given as "".
 */ -}}
 {{- define "prefixpool.metadata" -}}
-name: {{ .name }}
+name: {{ .name | quote }}
 {{- with hasKey . "namespace" | ternary .namespace .root.Release.Namespace }}
-namespace: {{ . }}
+namespace: {{ . | quote }}
 {{- end }}
 labels:
   {{- merge dict (.labels | default dict) .root.Values.global.commonLabels (include "prefixpool.labels" .root | fromYaml) | toYaml | nindent 2 }}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import StrEnum
 from itertools import pairwise
@@ -34,6 +35,8 @@ NO_DEVICE: Final = (
     "label nvidia.com/gpu.memory or ResourceSlices"
 )
 _BATCHED_TOKENS: Final = "--max-num-batched-tokens"
+_NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmM]?)", re.ASCII)
+_UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
 
 
 class ShapeSource(StrEnum):
@@ -116,10 +119,18 @@ def _batching(spec: PoolSpec, default: Batching) -> Batching:
 
 
 def _given(args: Sequence[str], flag: str) -> int:
-    """The last value of a flag, as `--flag=8192` or in two entries; 0: not given, or no number."""
+    """The last value of a flag, as `--flag=8192` or in two entries; 0: not given, or no number.
+
+    As vLLM reads it: with underscores as well, and 8k for 8,000, 8K for 8,192.
+    """
     words = [word for one in args for word in one.split("=", 1)]
-    values = [value for name, value in pairwise(words) if name == flag and value.isdecimal()]
-    return int(values[-1]) if values else 0
+    values = [_number(value) for name, value in pairwise(words) if name.replace("_", "-") == flag]
+    return next((value for value in reversed(values) if value), 0)
+
+
+def _number(text: str) -> int:
+    found = _NUMBER.fullmatch(text.strip())
+    return int(float(found[1]) * _UNITS[found[2]]) if found else 0
 
 
 def _memory_limit(spec: PoolSpec) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -12,9 +12,12 @@ from msgspec import Meta
 from prefixpool.api.struct import BY_TYPE, OPEN_ENUM, StatusStruct
 from prefixpool.sizing.plan import LimitedBy, Source
 
+MESSAGE_MOST: Final = 32_768  # characters; the API server refuses a whole status for one message that is longer
+WORD_MOST: Final = 253  # the same
+
 _Bytes = Annotated[int, Meta(ge=0)]
 _Count = Annotated[int, Meta(ge=0)]
-_Word = Annotated[str, Meta(max_length=253)]
+_Word = Annotated[str, Meta(max_length=WORD_MOST)]
 
 
 class ConditionType(StrEnum):
@@ -94,7 +97,7 @@ class Condition(StatusStruct, frozen=True, kw_only=True):
     type: Annotated[ConditionType, Meta(description="What the condition is about.", extra_json_schema=OPEN_ENUM)]
     status: Annotated[ConditionStatus, Meta(description="Whether it is so.")]
     reason: Annotated[Reason, Meta(description="Why, in one word for programs.", extra_json_schema=OPEN_ENUM)]
-    message: Annotated[str, Meta(description="Why, in words for people.", max_length=32768)]
+    message: Annotated[str, Meta(description="Why, in words for people.", max_length=MESSAGE_MOST)]
     last_transition_time: Annotated[
         str, Meta(description="When status changed last.", max_length=64, extra_json_schema={"format": "date-time"})
     ]

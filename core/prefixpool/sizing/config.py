@@ -26,15 +26,19 @@ _WHOLE: Final = (
     "shared_expert_intermediate_size", "n_inner", "num_experts", "n_routed_experts", "num_local_experts", "n_shared_experts",
     "num_experts_per_tok", "first_k_dense_replace", "interleave_moe_layer_step", "decoder_sparse_step", "sliding_window",
     "sliding_window_pattern", "attention_chunk_size", "full_attention_interval", "max_position_embeddings", "n_positions",
+    "original_max_position_embeddings",
     *(_LATENT := ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")), "q_lora_rank",
     *(_LINEAR := ("linear_num_value_heads", "linear_value_head_dim", "linear_num_key_heads", "linear_key_head_dim",
                   "linear_conv_kernel_dim")),
 )  # fmt: skip
-_KINDS: Final = {"text_config": dict, "quantization_config": dict, "layer_types": list, "no_rope_layers": list}
+_ROPES: Final = ("rope_scaling", "rope_parameters")
+_KINDS: Final = {"text_config": dict, "quantization_config": dict, "layer_types": list, "no_rope_layers": list,
+                 **dict.fromkeys(_ROPES, dict)}  # fmt: skip
 _READ: Final = frozenset((
     *_NEEDED, *_WHOLE, *_KINDS, *(old for old, _ in _OLD_NAMES), "model_type", "torch_dtype", "dtype", "multi_query",
     "attention_bias", "tie_word_embeddings", "topk_method", "use_sliding_window", "mamba_ssm_dtype",
     "quant_method", "quant_algo", "bits", "w_bit", "load_in_4bit", "config_groups", "weights", "num_bits",
+    "rope_type", "type", "factor", "full_attention", "sliding_attention", "chunked_attention",
     *_NO_CLOSED_FORM,
 ))  # fmt: skip
 _KIND_WORDS: Final = {dict: "an object", list: "a list"}

@@ -17,6 +17,9 @@ from prefixpool.sizing.errors import ShapeError
 from prefixpool.sizing.shape import ModelShape
 
 DOCUMENT_MOST: Final = 4096  # bytes
+EXIT_FAILED: Final = 1  # of the program: the document says why; another try would find the same
+EXIT_SETTINGS: Final = 2
+EXIT_AGAIN: Final = 3  # the document says why, and another try may go better
 _QUOTED_CHARS: Final = 300
 
 

@@ -71,7 +71,11 @@ def stored_copies(shape: ModelShape, parallel: Parallel) -> int:
 
 
 def rank_weight_bytes(shape: ModelShape, parallel: Parallel) -> int:
-    """Bytes of weights on the device that holds most."""
+    """Bytes of weights on the device that holds most, as the engine keeps them."""
+    return -(-_rank_stored_bytes(shape, parallel) // shape.loaded_parts)
+
+
+def _rank_stored_bytes(shape: ModelShape, parallel: Parallel) -> int:
     same = shape.replicated_bytes
     split = shape.weight_bytes - same
     if parallel.pipeline == 1:

@@ -206,7 +206,7 @@ class _Sized(msgspec.Struct, frozen=True, kw_only=True):
         if budget is None:
             return self.request.replicas, 0
         if not budget.sessions:
-            return -(-budget.resident_tokens // self.held.tokens), 0
+            return -(-budget.resident_tokens // max(1, self.held.tokens)), 0  # an engine may report next to no blocks
         return self._for_sessions(budget)
 
     def _for_sessions(self, budget: Budget) -> tuple[int, int]:

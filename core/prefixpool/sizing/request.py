@@ -51,7 +51,7 @@ class SizingRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def length(self) -> int:
-        return self.max_model_len or self.shape.max_model_len
+        return self.max_model_len or self.shape.unasked_len or self.shape.max_model_len
 
     @property
     def batches(self) -> Batching:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from prefixpool.sizing import length
 from prefixpool.sizing.config import checked
 from prefixpool.sizing.errors import ShapeError
 from prefixpool.sizing.weights import Parameters, StoredBits, count
@@ -56,7 +57,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     heads: int
     head_size: int
     vocabulary: int
-    max_model_len: int
+    max_model_len: int  # tokens at most
+    unasked_len: int = 0  # tokens that the engine takes if nobody asks for more; 0: max_model_len
     stored_bytes: int = 0  # from safetensors headers; 0: not known
 
     @property
@@ -79,7 +81,13 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of weights that one token reads."""
         skipped = int((self.parameters.experts - self.parameters.active_experts) * self.bits.experts / 8)
         skipped += int(self.parameters.embedding * self.bits.base / 8) * (self.parameters.embeddings - 1)
-        return max(0, self.weight_bytes - skipped * self.weight_bytes // max(1, self.formula_bytes))
+        stored = max(0, self.weight_bytes - skipped * self.weight_bytes // max(1, self.formula_bytes))
+        return stored // self.loaded_parts
+
+    @property
+    def loaded_parts(self) -> int:
+        """One part in so many of the stored bytes is what the engine keeps: it casts weights of 32 bits to 16."""
+        return 2 if self.bits.linear == 32 else 1
 
     @property
     def replicated_bytes(self) -> int:
@@ -150,7 +158,8 @@ def parse(config: Mapping[str, Any], name: str = "model") -> ModelShape:
         heads=int(sound["num_attention_heads"]),
         head_size=_score_width(sound),
         vocabulary=int(sound["vocab_size"]),
-        max_model_len=int(sound.get("max_position_embeddings") or sound.get("n_positions") or 2048),
+        max_model_len=length.longest(sound),
+        unasked_len=length.unasked(sound),
     )
 
 

@@ -18,7 +18,7 @@ from prefixpool.sizing import inspection
 from prefixpool.sizing.errors import ShapeError
 from prefixpool.sizing.inspection import Inspection
 from prefixpool_agent.inspection import folder
-from prefixpool_agent.inspection.hub import Hub
+from prefixpool_agent.inspection.hub import Hub, HubAwayError
 from prefixpool_agent.inspection.settings import PREFIX, InspectionSettings
 
 DEADLINE_S: Final = 600.0
@@ -41,7 +41,7 @@ async def _on_the_hub(settings: InspectionSettings, env: Mapping[str, str]) -> I
             config = await hub.config(repository)
             return inspection.inspection(config, await hub.weight_bytes(repository), repository.commit)
     except TimeoutError as error:
-        raise ShapeError(f"reading {settings.model} took longer than {DEADLINE_S:g} s") from error
+        raise HubAwayError(f"reading {settings.model} took longer than {DEADLINE_S:g} s") from error
 
 
 def _token(settings: InspectionSettings, env: Mapping[str, str]) -> str:
@@ -61,7 +61,7 @@ def leave(document: bytes, output: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: found; 1: the document says why not; 2: settings that cannot work."""
+    """Exit code 0: found; else one of `inspection.EXIT_…`."""
     parser = argparse.ArgumentParser(prog="prefixpool-worker inspect", description=__doc__, allow_abbrev=False)
     try:
         settings = parse(
@@ -69,12 +69,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     except SettingsError as error:
         sys.stderr.write(f"prefixpool-worker inspect: {error}\n")
-        return 2
+        return inspection.EXIT_SETTINGS
     try:
         leave(inspection.write(inspect(settings, os.environ)), settings.output)
     except PrefixpoolError as error:
         leave(inspection.write_error(str(error)), settings.output)
-        return 1
+        return inspection.EXIT_AGAIN if isinstance(error, HubAwayError) else inspection.EXIT_FAILED
     return 0
 
 

@@ -14,8 +14,13 @@ from prefixpool.sizing.errors import ShapeError
 
 _REQUEST: Final = aiohttp.ClientTimeout(total=60)
 _AT_ONCE: Final = 8
+_AWAY: Final = frozenset((408, 425, 429))
 _FIRST_BYTES: Final = 1 << 18  # most headers end within these
 _SMALL_MOST: Final = 64 << 20  # lists, configs, indexes
+
+
+class HubAwayError(ShapeError):
+    """The Hub was not reached, or is not well; it may be another time."""
 
 
 class Repository(NamedTuple):
@@ -84,11 +89,12 @@ class Hub:
         try:
             async with self._session.get(url, headers=self._headers | ranged, timeout=_REQUEST) as answer:
                 if answer.status >= 400:
-                    raise ShapeError(refusal(answer.status, what, self._url.host or "the Hub"))
+                    kind = HubAwayError if answer.status in _AWAY or answer.status >= 500 else ShapeError
+                    raise kind(refusal(answer.status, what, self._url.host or "the Hub"))
                 return await _first(answer.content, most or _SMALL_MOST)
         except (aiohttp.ClientError, TimeoutError) as error:
             why = str(error) or type(error).__name__
-            raise ShapeError(f"{self._url.host} cannot be reached for {what}: {why}; is it open to pods?") from error
+            raise HubAwayError(f"{self._url.host} cannot be reached for {what}: {why}; is it open to pods?") from error
 
 
 async def _first(content: aiohttp.StreamReader, most: int) -> bytes:

@@ -42,7 +42,8 @@ def from_secret(name: str, secret: str, key: str) -> Raw:
 
 
 def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """The kubelet reads `$(NAME)` and `$$`; programs are to get what was written."""
+    return str(value).lower() if isinstance(value, bool) else str(value).replace("$", "$$")
 
 
 def resources(given: Resources | None, requests: Mapping[str, Any], limits: Mapping[str, Any]) -> Raw:

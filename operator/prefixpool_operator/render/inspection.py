@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from prefixpool.api.spec import PoolSpec
+from prefixpool.sizing.inspection import EXIT_FAILED, EXIT_SETTINGS
 from prefixpool_operator.identity import A_INSPECTS, Component, Identity
 from prefixpool_operator.inspection import subject
 from prefixpool_operator.observed import Raw, Settings
@@ -14,6 +15,8 @@ from prefixpool_operator.render.container import SECURITY
 NAME: Final = "inspect"
 _MESSAGE: Final = "/dev/termination-log"
 _DEADLINE_S: Final = 900
+_TRIES_MORE: Final = 6  # with growing pauses, ten minutes in all: a Hub, or a way to it, that is away for a while
+_DEFINITE: Final = [EXIT_FAILED, EXIT_SETTINGS]
 _MEMORY: Final = 1 << 30
 
 
@@ -31,7 +34,15 @@ def inspection_job(identity: Identity, spec: PoolSpec, settings: Settings) -> Ra
         "Job",
         identity.inspection,
         spec={
-            "backoffLimit": 2,
+            "backoffLimit": _TRIES_MORE,
+            "podFailurePolicy": {
+                "rules": [
+                    {
+                        "action": "FailJob",
+                        "onExitCodes": {"containerName": NAME, "operator": "In", "values": _DEFINITE},
+                    }
+                ]
+            },
             "activeDeadlineSeconds": _DEADLINE_S,
             "template": pods.template(identity, Component.INSPECTION, pod),
         },

@@ -43,16 +43,17 @@ def client_service(identity: Identity, component: Component) -> Raw:
     )
 
 
-def disruption_budget(identity: Identity) -> Raw:
+def disruption_budget(identity: Identity, component: Component) -> Raw:
     """Pods that are not ready may always be evicted: they protect nothing, and would block the drain of a node."""
+    name = identity.router if component is Component.ROUTER else identity.name
     return identity.object(
         "policy/v1",
         "PodDisruptionBudget",
-        identity.name,
+        name,
         spec={
             "maxUnavailable": 1,
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": identity.selects(Component.WORKER)},
+            "selector": {"matchLabels": identity.selects(component)},
         },
     )
 
