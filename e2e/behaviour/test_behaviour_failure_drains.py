@@ -11,7 +11,7 @@ import pytest
 from prefixpool import wire
 from prefixpool_testing.eventually import eventually
 from prefixpool_testing.sim_pool import PoolOptions, SimPool, text
-from prefixpool_testing.traffic import LANES, clients_of, streams, traffic
+from prefixpool_testing.traffic import clients_of, streams, traffic
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -29,7 +29,7 @@ async def test_fence_and_its_lifting_under_load_cost_no_request(pool: SimPool) -
         request = msgspec.json.encode(wire.DrainRequest(stop=False, wait=True))
         status = await pool.agent(name).post("/drain", request)
         assert msgspec.json.decode(status.body, type=wire.DrainStatus).phase is wire.DrainPhase.DONE
-        await seen.more(LANES)
+        await seen.each_lane()
         before = seen.served[name]
         await seen.more(30)
         assert seen.served[name] == before, "a fenced replica takes nothing"

@@ -18,7 +18,7 @@ from prefixpool_testing.fake_endpoint_slices import NAMESPACE, SERVICE, FakeEndp
 from prefixpool_testing.pool_client import CHAT, MESSAGES, PoolClient, chat
 from prefixpool_testing.router_here import router_here
 from prefixpool_testing.sim_pool import MODEL, PoolOptions, SimPool, text
-from prefixpool_testing.traffic import LANES, streams, traffic
+from prefixpool_testing.traffic import streams, traffic
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -65,7 +65,7 @@ async def test_a_terminating_pod_under_load_costs_no_request(pool: SimPool, tmp_
             staying = pool.another(leaving)
             await api.put(*pods(pool, leaving))
             await usable(router, staying, within_s=FENCED_S)
-            await seen.more(LANES)  # those that were on their way
+            await seen.each_lane()
             before = seen.served[leaving]
             await seen.more(30)
             assert seen.served[leaving] == before, "nothing new for a pod that ends"

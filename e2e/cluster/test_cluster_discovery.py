@@ -61,7 +61,7 @@ async def test_a_pod_whose_label_is_taken_away_gets_nothing_new__peers_36(place:
             )
 
         await eventually(forgotten, within_s=FENCED_S, what="nothing is sent to the pod without its label")
-        await seen.more(6)  # those that were on their way
+        await seen.each_lane()
         before = seen.served["label-2"]
         await seen.more(30)
         assert seen.served["label-2"] == before

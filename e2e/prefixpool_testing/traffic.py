@@ -47,6 +47,8 @@ class Traffic:
         self._name = name
         self._options = options
         self._answers: dict[str, str] = {}
+        self._lanes: set[int] = set()
+        self._turns: Counter[int] = Counter()  # ended, by lane
 
     @property
     def served(self) -> Counter[str]:
@@ -62,10 +64,20 @@ class Traffic:
 
         await eventually(check, within_s=60.0, what=f"{requests} more answers")
 
+    async def each_lane(self) -> None:
+        """Until nothing is on its way that was when this was called. Raises AssertionError if that takes too long."""
+        before = Counter(self._turns)
+
+        async def check() -> bool:
+            return all(self._turns[lane] > before[lane] for lane in self._lanes)
+
+        await eventually(check, within_s=60.0, what="an answer in each lane")
+
     async def lane(self, number: int) -> None:
         """One request after the other, until `stopped`."""
         draw = Random(f"{self._name}{number}")
         turn = number
+        self._lanes.add(number)
         while not self.stopped:
             said = text(f"{self._name} {draw.randrange(PROMPTS)}", 60)
             try:
@@ -74,6 +86,7 @@ class Traffic:
                 self.failures.append(f"no answer: {error!r}")
             else:
                 self._judge(said, reply)
+            self._turns[number] += 1
             turn += 1
 
     async def _ask(self, said: str, turn: int) -> Reply:
