@@ -242,6 +242,17 @@ def test_disk_that_hangs_is_a_miss_for_everybody(make: Make, tmp_path: Path) -> 
     assert one.load(keys("second", 3)) == 3
 
 
+def test_reset_of_the_cache_while_chunks_were_on_their_way_to_disk_ended_the_engine(make: Make) -> None:
+    """Each job was told twice, and vLLM asserts that it knows what it is told."""
+    one = make()
+    assert one.store(keys("first", 3), to_disk=False)
+    assert one.manager.has_pending_work()
+    one.manager.reset_cache()
+    assert not one.manager.has_pending_work()
+    assert one.store(keys("second", 3))
+    assert one.load(keys("second", 3)) == 3
+
+
 def test_reserved_prefix_stays_in_host_memory(make: Make) -> None:
     from vllm.v1.kv_offload.base import LookupResult
 

@@ -173,7 +173,7 @@ class DiskTier(SecondaryTierManager):  # type: ignore[misc]
 
     def drain_jobs(self) -> None:
         """Gives up all jobs: no thread touches host memory behind this, and nothing is waited for."""
-        self._refused += self._results(self._transfers.give_up_all())
+        self._refused = self._results(self._transfers.give_up_all())  # those refused before are among them
 
     def _results(self, ended: list[Ended]) -> list[JobResult]:
         out, self._refused = self._refused, []
