@@ -371,6 +371,29 @@ def test_chunk_written_during_a_scan_is_not_forgotten(make: Make, monkeypatch: p
     assert store.holds(key(1))
 
 
+@pytest.mark.parametrize("which", ["the directory", "one folder of it"])
+def test_disk_that_failed_during_a_look_lost_its_collector_or_chunks(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    """The thread that looks after the directory ended, or what was not listed counted as gone."""
+    store = make()
+    write(store, 1, 2)
+    broken = tmp_path / "kv" if which == "the directory" else files(tmp_path)[0].parent
+    scandir = os.scandir
+
+    def fails(path: str | os.PathLike[str]) -> Any:
+        if Path(path) == broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return scandir(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", fails)
+        assert failure(store, DiskStore.collect) is Failure.BROKEN
+    assert (store.used, len(store), store.take_removed()) == (2 * SIZE, 2, [])
+    store.collect()
+    assert (store.used, len(store)) == (2 * SIZE, 2)
+
+
 # -- several engines
 
 

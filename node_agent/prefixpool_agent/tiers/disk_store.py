@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from prefixpool_agent.tiers import chunk_file
 from prefixpool_agent.tiers.chunk_file import HEAD_BYTES, NAMESPACE_BYTES, ChunkError, Head
-from prefixpool_agent.tiers.chunk_io import read_whole, unlink, write_all
+from prefixpool_agent.tiers.chunk_io import files_below, read_whole, unlink, write_all
 from prefixpool_agent.tiers.disk_account import Account
 from prefixpool_agent.tiers.disk_ledger import Failure, Ledger, Removal, StoreError, store_error
 from prefixpool_agent.tiers.tally import Tally
@@ -191,6 +191,12 @@ class DiskStore:
 
         Raises StoreError if the directory cannot be used; a directory that was deleted is made again, empty.
         """
+        try:
+            self._look()
+        except OSError as error:
+            raise store_error(error) from error
+
+    def _look(self) -> None:
         if not self._ledger.in_place():
             self.close()
             self.open()
@@ -258,12 +264,9 @@ class DiskStore:
         return self._directory / id_[:NAMESPACE_BYTES].hex() / key[:2] / f"{key}{SUFFIX}"
 
     def _files(self, *suffixes: str) -> Iterator[Path]:
-        """Of all models: what else lies in the directory is others', whatever it is called."""
+        """Of all models: what else lies in the directory is others', whatever it is called. Raises OSError."""
         for model in self._directory.glob("[0-9a-f]" * 2 * NAMESPACE_BYTES):
-            for folder, _, names in os.walk(model):
-                for name in names:
-                    if name.endswith(suffixes):
-                        yield Path(folder, name)
+            yield from files_below(model, suffixes)
 
     def _discover(self, path: Path) -> bool:
         """A file that this process did not know."""
