@@ -447,6 +447,15 @@ def test_collector_that_died_is_replaced(make: Make) -> None:
     assert two.counts["evicted_capacity"] > 0
 
 
+def test_beside_a_collector_that_writes_nothing_others_could_write_no_more(make: Make) -> None:
+    idle, busy = make(chunks=20, shared=True), make(chunks=20, shared=True)
+    write(busy, *range(20))
+    assert failure(busy, write, 20) is Failure.FULL
+    idle.collect()
+    write(busy, 20)
+    assert read(busy, 20) == PAYLOAD
+
+
 def test_temporary_file_of_a_living_writer_is_let_be(make: Make, tmp_path: Path) -> None:
     one = make(shared=True)
     write(one, 1)

@@ -204,7 +204,9 @@ class DiskStore:
         if self._ledger.collects():
             self._clean()
             self._account.recount(self._sizes_there)
-            self._evict(self.used - self._limits.capacity, Removal.CAPACITY)
+            # Others cannot make room: where there are any, it must not wait until this process writes.
+            wanted = LOW_WATER * self._limits.capacity if self._limits.shared else self._limits.capacity
+            self._evict(self.used - int(wanted), Removal.CAPACITY)
 
     def _make_room(self, id_: bytes, size: int) -> None:
         """Count the chunk in. Raises StoreError if there is no room, and none can be made."""
