@@ -1,7 +1,8 @@
 """The disk below host memory, as vLLM's scheduler sees it (vLLM 0.32). Nothing here waits for a disk.
 
 Whatever goes wrong below ends in a miss: the engine computes what it does not get. After a failed write the tier takes no
-more for a while, so that a broken disk costs nothing; while all readers hang it holds nothing.
+more for a while, so that a broken disk costs nothing; while all readers hang it holds nothing, and while looks for what
+other engines wrote hang it holds what this one knows.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ class DiskTier(SecondaryTierManager):  # type: ignore[misc]
         self._events: list[OffloadingEvent] = []
         self._told: dict[str, int] = {}
         self._questions: queue.SimpleQueue[tuple[OffloadKey, _Asked]] = queue.SimpleQueue()
+        self._looking_since_s = float("inf")  # when the present look at the disk began
         if given.shared:
             threading.Thread(target=self._answer, daemon=True, name="prefixpool-disk-look").start()
         self._care.start()
@@ -124,18 +126,26 @@ class DiskTier(SecondaryTierManager):  # type: ignore[misc]
 
     def _ask(self, key: OffloadKey, asked: _Asked) -> LookupResult:
         """Another engine may have written it."""
-        if key not in asked.found:
+        waits = not (self._overdue(asked.since_s) or self._overdue(self._looking_since_s))
+        if waits and key not in asked.found:
             asked.found[key] = None
             self._questions.put((key, asked))
-        found = asked.found[key]
-        if found is None and time.monotonic() - asked.since_s < self._options.deadline_s:
+        found = asked.found.get(key)
+        if found is None and waits:
             return LookupResult.RETRY
         return LookupResult.HIT if found else LookupResult.MISS
 
+    def _overdue(self, since_s: float) -> bool:
+        return time.monotonic() - since_s >= self._options.deadline_s
+
     def _answer(self) -> None:
+        """Of requests that wait no more nothing is asked: a slow disk would never be done with them."""
         while True:
             key, asked = self._questions.get()
-            asked.found[key] = self._store.exists(key)
+            if not self._overdue(asked.since_s):
+                self._looking_since_s = time.monotonic()
+                asked.found[key] = self._store.exists(key)
+                self._looking_since_s = float("inf")
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """Used, wherever from."""
