@@ -85,7 +85,7 @@ class DiskTier(SecondaryTierManager):  # type: ignore[misc]
         self._options = given = msgspec.convert(options, DiskOptions)
         self._rows = len(primary_kv_view)
         limits = Limits(given.capacity_bytes, given.free_bytes, given.shared)
-        self._store = DiskStore(Path(given.directory), _namespace(offloading_spec, given.setup), limits, recompute)
+        self._store = DiskStore(Path(given.directory), _namespace(offloading_spec, given), limits, recompute)
         self._care = Care(self._store, shared=given.shared)
         self._mover = StoreMover(self._store, self._care.soon)
         self._transfers = Transfers(
@@ -244,7 +244,7 @@ def _asked(context: ReqContext) -> _Asked:
     return asked
 
 
-def _namespace(spec: OffloadingSpec, setup: str) -> bytes:
+def _namespace(spec: OffloadingSpec, options: DiskOptions) -> bytes:
     config = spec.config
     groups = [(group.tokens_per_block, sorted(group.layer_names)) for group in config.groups]
     return namespace(
@@ -262,6 +262,7 @@ def _namespace(spec: OffloadingSpec, setup: str) -> bytes:
             "bytes": config.worker_kv_bytes_per_block,
             "layout": [config.replicated_layout, config.canonical_layout, config.kv_cache_layout],
             "vllm": vllm.__version__,
-            "setup": setup,
+            "setup": options.setup,
         },
+        options.adapters,
     )
