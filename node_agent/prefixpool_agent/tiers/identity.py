@@ -24,7 +24,8 @@ def namespace(model: str, setup: Mapping[str, Any], adapters: Iterable[str] = ()
     """
     folder = Path(model)
     what = model_digest(folder) if folder.is_dir() else model
-    found = {path: model_digest(Path(path)) for path in adapters if Path(path).is_dir()}
+    folders = {path: Path(path).expanduser() for path in adapters}
+    found = {path: model_digest(folder) for path, folder in folders.items() if folder.is_dir()}
     words = json.dumps({"model": what, **({"adapters": found} if found else {}), **setup}, sort_keys=True, default=str)
     return hashlib.blake2b(words.encode(), digest_size=NAMESPACE_BYTES).digest()
 
