@@ -19,7 +19,7 @@ from prefixpool_router.credentials import Credentials
 from prefixpool_router.dispatch_types import Dispatcher
 from prefixpool_router.exchange import Arrived, Exchange
 from prefixpool_router.intake import Intake
-from prefixpool_router.limits import Admission, BodyBudget, BodyShare, OverBudgetError
+from prefixpool_router.limits import Admission, BodyBudget, BodyShare, OverBudgetError, is_held_back
 from prefixpool_router.metrics import EdgeMetrics
 from prefixpool_router.paths import Api, allowed_methods, route
 from prefixpool_router.proxy import Proxy
@@ -170,7 +170,8 @@ class Edge:
             raise ConnectionError("the answer had begun") from error
         self._metrics.rejected.labels(str(error.status)).inc()
         response = refusal(error, Dialect.of_path(request.raw_path), request_id)
-        if self._closing or error.status in (408, 413) or isinstance(error, OverBudgetError):
+        last = error.status in (408, 413) or isinstance(error, OverBudgetError) or is_held_back(request)
+        if self._closing or last:
             response.force_close()
         return response
 
