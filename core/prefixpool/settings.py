@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
 from prefixpool.errors import SettingsError
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+# Eleven days in seconds, which most of them are: beyond that, kernel and event loops refuse what they are told, each at its
+# own point, and long after the start.
+_MOST: Final = 1e6
 
 
 class Option(NamedTuple):
@@ -83,7 +87,10 @@ def _convert(settings: type[msgspec.Struct], field: str, raw: str, source: str) 
     try:
         if _is_sequence(kind):
             return msgspec.convert([part for part in raw.split(",") if part], kind, strict=False)
-        return msgspec.convert(raw, kind, strict=False)
+        value = msgspec.convert(raw, kind, strict=False)
+        if isinstance(value, float) and not value <= _MOST:  # nor is it a number at all
+            raise SettingsError(f"{source}={raw!r}: Expected `float` <= {_MOST:.0f}")
+        return value
     except msgspec.ValidationError as error:
         raise SettingsError(f"{source}={raw!r}: {error}") from error
 
