@@ -6,7 +6,8 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -62,8 +63,28 @@ def tail(path: Path, lines: int = 15, limit: int = 32_768) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
+def make_logs_folder(target: Path) -> None:
+    """Raises PoolError if nothing can be written there."""
+    with _keeping(target):
+        target.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target):
+            pass
+
+
 def keep_logs(root: Path, target: Path) -> None:
-    """Copy every log below the run directory, named by its place: `r0/engine.log` becomes `r0-engine.log`."""
-    target.mkdir(parents=True, exist_ok=True)
-    for log in root.rglob("*.log"):
-        shutil.copyfile(log, target / "-".join(log.relative_to(root).parts))
+    """Copy every log below the run directory, named by its place: `r0/engine.log` becomes `r0-engine.log`.
+
+    Raises PoolError if they cannot be written.
+    """
+    with _keeping(target):
+        target.mkdir(parents=True, exist_ok=True)
+        for log in root.rglob("*.log"):
+            shutil.copyfile(log, target / "-".join(log.relative_to(root).parts))
+
+
+@contextmanager
+def _keeping(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PoolError(f"logs cannot be kept in {target}: {error.strerror}", "choose another folder for them") from error

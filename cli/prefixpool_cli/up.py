@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from math import inf
+from pathlib import Path
 
 import msgspec
 from rich.console import Console
@@ -11,7 +12,7 @@ from rich.console import Console
 from prefixpool.api.engine import EngineKind
 from prefixpool_agent.settings import Device
 from prefixpool_agent.supervisor_client import SupervisorError
-from prefixpool_cli import preflight
+from prefixpool_cli import pool_files, preflight
 from prefixpool_cli.display import PoolDisplay
 from prefixpool_cli.errors import PoolError
 from prefixpool_cli.local_pool import LocalPool
@@ -27,6 +28,8 @@ async def up(spec: PoolSpec, console: Console) -> bool:
     if spec.engine is EngineKind.VLLM and spec.device is Device.CUDA:
         spec = msgspec.structs.replace(spec, gpus=preflight.gpus())
     preflight.check(spec)
+    if spec.keep_logs:
+        pool_files.make_logs_folder(Path(spec.keep_logs))
     async with LocalPool(spec) as pool:
         with PoolDisplay(console) as display:
             await pool.start(display, router_timeout_s=inf)  # its replicas may be slow; Ctrl-C is at hand

@@ -269,6 +269,12 @@ async def test_a_router_that_does_not_answer_is_told_with_its_address() -> None:
         assert "Cannot connect" in (await ask_agent(http, "http://127.0.0.1:9", "")).problem
 
 
+@pytest.mark.parametrize("url", ["http://", "http://[::1", "http://127.0.0.1:99999", "ftp://router"])
+async def test_what_is_no_address_was_told_to_be_a_router_that_does_not_answer(url: str) -> None:
+    with pytest.raises(CliError, match="is no address"):
+        await doctor.doctor(url, "", Console(), as_json=False)
+
+
 async def test_the_clients_port_is_not_the_admin_side(admin: str) -> None:
     async with aiohttp.ClientSession() as http:
         with pytest.raises(CliError, match="answers 404"):

@@ -90,6 +90,15 @@ def test_logs_are_kept_under_the_name_of_their_place(tmp_path: Path) -> None:
     assert (tmp_path / "kept" / "r0-engine.log").read_text() == "x"
 
 
+def test_logs_that_could_not_be_kept_ended_up_in_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "worker.log").write_text("words")
+    taken = tmp_path / "file"
+    taken.touch()
+    for keep in (lambda: pool_files.make_logs_folder(taken), lambda: pool_files.keep_logs(tmp_path, taken)):
+        with pytest.raises(PoolError, match=r"logs cannot be kept in .*/file: File exists"):
+            keep()
+
+
 async def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     code = "import signal,sys,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
     process = await Process.start("stubborn", [sys.executable, "-c", code], tmp_path / "log", {})
