@@ -20,6 +20,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 # Eleven days in seconds, which most of them are: beyond that, kernel and event loops refuse what they are told, each at its
 # own point, and long after the start.
 _MOST: Final = 1e6
+_CHOICE: Final = "|"  # between the values of an enum, where types are named
 
 
 class Option(NamedTuple):
@@ -57,7 +58,7 @@ def parse(
         parser.add_argument(
             option.flag,
             dest=option.field,
-            metavar=option.type_name.upper(),
+            metavar=option.type_name if _CHOICE in option.type_name else option.type_name.upper(),
             default=None,
             action="append" if option.type_name == "list" else "store",
             help=f"{option.description} ({default}; env {option.env})".replace("%", "%%"),
@@ -67,7 +68,7 @@ def parse(
     for option in found:
         raw, source = _raw(option, flags.get(option.field), env)
         if raw is not None:
-            values[option.field] = _convert(settings, option.field, raw, source)
+            values[option.field] = _convert(settings, option, raw, source)
         elif option.required:
             raise SettingsError(f"{option.flag} is required (or set {option.env}): {option.description}")
     try:
@@ -82,8 +83,8 @@ def _raw(option: Option, flag: str | list[str] | None, env: Mapping[str, str]) -
     return env.get(option.env), option.env
 
 
-def _convert(settings: type[msgspec.Struct], field: str, raw: str, source: str) -> Any:
-    kind = next(f.type for f in msgspec.structs.fields(settings) if f.name == field)
+def _convert(settings: type[msgspec.Struct], option: Option, raw: str, source: str) -> Any:
+    kind = next(f.type for f in msgspec.structs.fields(settings) if f.name == option.field)
     try:
         if _is_sequence(kind):
             return msgspec.convert([part for part in raw.split(",") if part], kind, strict=False)
@@ -92,7 +93,8 @@ def _convert(settings: type[msgspec.Struct], field: str, raw: str, source: str) 
             raise SettingsError(f"{source}={raw!r}: Expected `float` <= {_MOST:.0f}")
         return value
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{source}={raw!r}: {error}") from error
+        accepted = f"; accepted: {option.type_name.replace(_CHOICE, ', ')}" if _CHOICE in option.type_name else ""
+        raise SettingsError(f"{source}={raw!r}: {error}{accepted}") from error
 
 
 def _is_sequence(kind: Any) -> bool:
@@ -142,5 +144,5 @@ def _type_name(info: msgspec.inspect.Type) -> str:
         msgspec.inspect.ListType: "list",
     }
     if isinstance(info, msgspec.inspect.EnumType):
-        return "|".join(str(member.value) for member in info.cls)
+        return _CHOICE.join(str(member.value) for member in info.cls)
     return names.get(type(info), "text")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
@@ -14,9 +15,15 @@ from prefixpool.errors import SettingsError
 from prefixpool.settings import parse
 
 
+class Level(StrEnum):
+    LOW = "low"
+    HIGH = "high"
+
+
 class Times(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: Annotated[float, Meta(description="bounded below", gt=0)] = 1.0
     step_s: Annotated[float, Meta(description="not bounded")] = 1.0
+    level: Annotated[Level, Meta(description="one of a few")] = Level.LOW
 
 
 def read(flags: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> Times:
@@ -35,3 +42,11 @@ def test_times_without_end_were_accepted_and_broke_every_connection(field: str, 
 
 def test_days_are_no_time_without_end() -> None:
     assert read(["--timeout-s", "1000000"]).timeout_s == 1_000_000
+
+
+def test_help_showed_words_that_were_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read(["--help"])
+    assert "--level low|high" in capsys.readouterr().out
+    with pytest.raises(SettingsError, match=r"--level='HIGH': .*; accepted: low, high"):
+        read(["--level", "HIGH"])
