@@ -129,8 +129,8 @@ def plan(requests: int, arms: list[str], concurrency: int, *, check_output: bool
 
 
 def blocks_for(chosen: show.Plan, engine: EngineKind) -> int:
-    """Device blocks that put this workload under pressure."""
-    return device_blocks(chosen.workload, engine, BLOCK_TOKENS)
+    """Device blocks that put this workload under pressure, but at least those of the longest sequence and the null block."""
+    return max(device_blocks(chosen.workload, engine, BLOCK_TOKENS), MAX_MODEL_LEN // BLOCK_TOKENS + 1)
 
 
 def raise_if_wrong(found: report.Report, samples: list[report.ArmTokens]) -> None:
