@@ -81,7 +81,8 @@ def written_output() -> Iterator[None]:
 
 
 def _output(found: io.TextIOWrapper) -> Output:
-    encoding, errors = found.encoding, found.errors
+    """Marks that the terminal's encoding does not have become `?`: better than no plan at all."""
+    encoding, errors = found.encoding, "replace" if found.errors == "strict" else found.errors
     lines, at_once = found.line_buffering, found.write_through
     return Output(found.detach(), encoding, errors, line_buffering=lines, write_through=at_once)
 

@@ -146,6 +146,19 @@ def test_the_demo_on_the_sim_writes_its_report(tmp_path: Path) -> None:
     assert (out / "logs" / "r0-engine.log").exists()
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_unicode_got_a_traceback(encoding: str) -> None:
+    ran = subprocess.run(
+        [*COMMAND, "plan", "llama-3.1-8b"],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        timeout=110,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert b"One replica holds" in ran.stdout
+
+
 def test_a_full_disk_behind_standard_output_showed_a_traceback() -> None:
     """`prefixpool plan llama-3.1-8b > /dev/full`"""
     cases = [("", "version"), ("", "--help"), ("1", "plan llama-3.1-8b")]
