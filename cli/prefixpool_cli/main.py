@@ -278,7 +278,7 @@ def _run(command: Coroutine[Any, Any, bool], console: PipeConsole) -> None:
             good = interrupt.run(command, console)
         except interrupt.CutShortError:
             raise typer.Exit(1 if console.reader_left else INTERRUPTED) from None
-    if not good:
+    if not good or console.reader_left:  # the latter may come too late to interrupt anything
         raise typer.Exit(1)
 
 

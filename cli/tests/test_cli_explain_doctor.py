@@ -1,7 +1,10 @@
 """What `explain` shows, and which cause `doctor` names for which trouble."""
 
+import asyncio
 import io
 import json
+import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -215,6 +218,19 @@ def test_explain_tells_what_was_not_worth_loading() -> None:
         in capture.get()
     )
     assert "told {'kv_load_tiers': ['x']}" in capture.get()
+
+
+async def test_explain_whose_reader_went_away_ended_well(admin: str) -> None:
+    """`prefixpool explain | true`: unlike other commands, it ends as soon as it has printed."""
+    read, write = os.pipe()
+    os.close(read)
+    told = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "prefixpool_cli", "explain", "--admin", admin, stdout=write, stderr=asyncio.subprocess.PIPE
+    )
+    os.close(write)
+    async with asyncio.timeout(100):
+        _, errors = await told.communicate()
+    assert (errors, told.returncode) == (b"", 1)
 
 
 async def test_explain_of_an_unknown_request_is_an_error(admin: str) -> None:
