@@ -46,7 +46,12 @@ def _welcome(pool: LocalPool) -> str:
     lines += [f"  endpoint  {router.url}/v1" for router in pool.routers]
     lines += [f"  admin     {pool.admin_url}  (explain, metrics, state)"]
     lines += ["", "try it:", f"  {curl_line(pool.router_url, pool.spec.model_name)}"]
-    lines += [f"  prefixpool explain --admin {pool.admin_url}", "", "Ctrl-C stops everything."]
+    lines += [f"  prefixpool explain --admin {pool.admin_url}"]
+    lines += [
+        f"  prefixpool doctor --admin {pool.admin_url} --engine-key-file {pool.key_file}",
+        "",
+        "Ctrl-C stops everything.",
+    ]
     return "\n".join(lines)
 
 
