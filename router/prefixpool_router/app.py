@@ -26,7 +26,7 @@ from prefixpool_router.proxy import Proxy
 from prefixpool_router.served_models import listed
 from prefixpool_router.server import ClientServer, refusal
 from prefixpool_router.settings import RouterSettings
-from prefixpool_router.tls import ServerTls
+from prefixpool_router.tls import server_tls
 from prefixpool_router.upstream import Upstream
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Edge:
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._credentials = credentials
-        self._tls = ServerTls(settings.tls_cert_file, settings.tls_key_file) if settings.tls_cert_file else None
+        self._tls = server_tls(settings.tls_cert_file, settings.tls_key_file)
         self._intake = Intake(credentials, settings)
         self._admission = Admission(
             limit=settings.max_inflight, queue=settings.max_queued, deadline_s=settings.queue_timeout_s
