@@ -230,7 +230,7 @@ class LocalPool:
     async def _start_worker(self, name: str) -> Replica:
         ordinal = int(name.rpartition("-")[2])
         run_dir = self.root / f"r{ordinal}"
-        run_dir.mkdir(mode=0o700)
+        pool_files.make_run_dir(run_dir)
         ports = self._share.ports(name)
         argv = worker_argv(self.spec, name, run_dir, self.key_file, ports, self._share.cores(name))
         env = {**gpu_env(self.spec, ordinal), **self.spec.env}
