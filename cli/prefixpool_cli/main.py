@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from prefixpool.api.engine import EngineKind
 from prefixpool.errors import PrefixpoolError
@@ -24,7 +23,7 @@ from prefixpool_cli import interrupt, preflight
 from prefixpool_cli import plan as plan_command
 from prefixpool_cli import up as up_command
 from prefixpool_cli.__main__ import INTERRUPTED
-from prefixpool_cli.console import PipeConsole, written_output
+from prefixpool_cli.console import PipeConsole, shown, written_output
 from prefixpool_cli.console import console as standard_output
 from prefixpool_cli.demo import command as demo_command
 from prefixpool_cli.demo.spill import command as spill_command
@@ -265,9 +264,9 @@ def _reported(console: Console) -> Iterator[None]:
     try:
         yield
     except PrefixpoolError as error:
-        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        console.print(f"[bold red]error:[/] {shown(str(error))}", highlight=False, soft_wrap=True)
         if isinstance(error, CliError) and error.hint:
-            console.print(escape(error.hint), highlight=False, soft_wrap=True)
+            console.print(shown(error.hint), highlight=False, soft_wrap=True)
         raise typer.Exit(1) from error
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shlex
 from math import inf
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from prefixpool.api.engine import EngineKind
 from prefixpool_agent.settings import Device
 from prefixpool_agent.supervisor_client import SupervisorError
 from prefixpool_cli import pool_files, preflight
+from prefixpool_cli.console import shown
 from prefixpool_cli.display import PoolDisplay
 from prefixpool_cli.errors import PoolError
 from prefixpool_cli.local_pool import LocalPool
@@ -42,13 +45,13 @@ async def up(spec: PoolSpec, console: Console) -> bool:
 
 
 def _welcome(pool: LocalPool) -> str:
-    lines = [f"[bold]{pool.spec.model_name}[/] on {len(pool.replicas)} replicas"]
+    lines = [f"[bold]{shown(pool.spec.model_name)}[/] on {len(pool.replicas)} replicas"]
     lines += [f"  endpoint  {router.url}/v1" for router in pool.routers]
     lines += [f"  admin     {pool.admin_url}  (explain, metrics, state)"]
-    lines += ["", "try it:", f"  {curl_line(pool.router_url, pool.spec.model_name)}"]
+    lines += ["", "try it:", f"  {shown(curl_line(pool.router_url, pool.spec.model_name))}"]
     lines += [f"  prefixpool explain --admin {pool.admin_url}"]
     lines += [
-        f"  prefixpool doctor --admin {pool.admin_url} --engine-key-file {pool.key_file}",
+        f"  prefixpool doctor --admin {pool.admin_url} --engine-key-file {shown(str(pool.key_file))}",
         "",
         "Ctrl-C stops everything.",
     ]
@@ -57,8 +60,8 @@ def _welcome(pool: LocalPool) -> str:
 
 def curl_line(url: str, model: str) -> str:
     """A request to copy into a shell."""
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}], "max_tokens": 32}}'
-    return f"curl -i {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 32}
+    return f"curl -i {url}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(json.dumps(body))}"
 
 
 class Watch:
@@ -112,4 +115,4 @@ class Watch:
             self._say(f"{name}: engine {words}{': ' + reason if reason else ''}")
 
     def _say(self, words: str) -> None:
-        self._console.print(words, highlight=False)
+        self._console.print(shown(words), highlight=False)

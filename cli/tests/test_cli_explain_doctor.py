@@ -233,6 +233,17 @@ async def test_explain_whose_reader_went_away_ended_well(admin: str) -> None:
     assert (errors, told.returncode) == (b"", 1)
 
 
+@pytest.mark.parametrize("text", ["[/x]", "[red]", "[link=http://x]", "a\\", "\x1b]0;owned\x07"])
+def test_a_clients_words_were_taken_for_markup_and_ended_explain(text: str) -> None:
+    one = msgspec.structs.replace(DECISION, request_id=text, model=text)
+    console = Console(record=True, width=200, file=io.StringIO())
+    console.print(explain.details(one))
+    console.print(explain.summary([one]))
+    told = console.export_text()
+    assert "\x1b" not in told
+    assert told.count(text) == (0 if "\x1b" in text else 3)
+
+
 async def test_explain_of_an_unknown_request_is_an_error(admin: str) -> None:
     with pytest.raises(CliError, match="no decision about request req-8"):
         await explain.explain(admin, "req-8", 0, Console(quiet=True), as_json=False)
