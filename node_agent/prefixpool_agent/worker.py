@@ -161,6 +161,8 @@ def read_settings(argv: Sequence[str], env: dict[str, str]) -> WorkerSettings:
         "engine_key_file": os.path.abspath(settings.engine_key_file),
         "host": available(settings.host),
     }
+    if settings.engine_port == settings.agent_port:
+        raise SettingsError(f"port {settings.engine_port} cannot be both --engine-port and --agent-port")
     split(settings.engine_args)  # unbalanced quotes are found before more is put behind them
     if engine:
         changes["engine_args"] = f"{settings.engine_args} {shlex.join(engine)}".strip()
