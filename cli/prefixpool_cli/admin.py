@@ -14,6 +14,7 @@ from prefixpool_router.explain import Explanation
 from prefixpool_router.state import StateReport
 
 ANSWER_S: Final = 5.0
+_WHERE: Final = "give the address of a router's admin side: --admin URL (`prefixpool up` prints it)"
 
 T = TypeVar("T")
 
@@ -40,11 +41,10 @@ class AdminClient:
                 self._url + path, params=query, timeout=aiohttp.ClientTimeout(total=ANSWER_S)
             ) as answer:
                 body = await answer.read()
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+            raise CliError(f"{self._url!r} is no address", _WHERE) from error
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise CliError(
-                f"no router answers at {self._url}: {describe(error)}",
-                "give the address of a router's admin side: --admin URL (`prefixpool up` prints it)",
-            ) from error
+            raise CliError(f"no router answers at {self._url}: {describe(error)}", _WHERE) from error
         if answer.status != 200:
             raise CliError(f"{self._url}{path} answers {answer.status}", "is this the admin side, not the one for clients?")
         try:

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Final, TextIO
 
 from rich.console import Console
+from rich.markup import escape
 
 WIDTH_WITHOUT_TERMINAL: Final = 140
 
@@ -38,6 +39,11 @@ def console() -> PipeConsole:
     """Standard output."""
     found = PipeConsole()
     return found if found.is_terminal else PipeConsole(WIDTH_WITHOUT_TERMINAL)
+
+
+def shown(text: str) -> str:
+    """Text of others, to stand in our markup: nothing in it is a tag, or tells the terminal anything."""
+    return escape("".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text))
 
 
 class OutputError(OSError):
@@ -81,7 +87,8 @@ def written_output() -> Iterator[None]:
 
 
 def _output(found: io.TextIOWrapper) -> Output:
-    encoding, errors = found.encoding, found.errors
+    """Marks that the terminal's encoding does not have become `?`: better than no plan at all."""
+    encoding, errors = found.encoding, "replace" if found.errors == "strict" else found.errors
     lines, at_once = found.line_buffering, found.write_through
     return Output(found.detach(), encoding, errors, line_buffering=lines, write_through=at_once)
 

@@ -7,6 +7,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from prefixpool_cli.console import shown
 from prefixpool_cli.pool_watch import Stage
 
 
@@ -32,12 +33,13 @@ class PoolDisplay:
         if not self._console.is_terminal:
             if self._said.get(stage.part) != stage.words:
                 self._said[stage.part] = stage.words
-                self._console.print(f"{stage.part}: {stage.words} ({stage.elapsed_s:.0f} s)", highlight=False)
+                line = f"{stage.part}: {stage.words} ({stage.elapsed_s:.0f} s)"
+                self._console.print(shown(line), highlight=False)
             return
         task = self._tasks.get(stage.part)
         if task is None:
             task = self._tasks[stage.part] = self._progress.add_task(stage.part, total=1.0, words="")
-        self._progress.update(task, completed=stage.fraction, words=stage.words)
+        self._progress.update(task, completed=stage.fraction, words=shown(stage.words))
         if stage.ready:
             self._progress.stop_task(task)
 
@@ -80,9 +82,9 @@ class ArmDisplay:
     def note(self, name: str, words: str) -> None:
         """Words beside a bar, or a line of their own."""
         if self._console.is_terminal:
-            self._progress.update(self._tasks[name], words=words)
+            self._progress.update(self._tasks[name], words=shown(words))
         else:
-            self._console.print(f"{name}: {words}", highlight=False)
+            self._console.print(shown(f"{name}: {words}"), highlight=False)
 
 
 def progress_bars(console: Console) -> Progress:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from prefixpool import engine_key
 from prefixpool_cli.admin import AdminClient, AgentAnswer, ask_agent
+from prefixpool_cli.console import shown
 from prefixpool_cli.findings import Finding, Severity, examine
 from prefixpool_router.state import StateReport
 
@@ -47,9 +48,10 @@ def _tell(found: list[Finding], state: StateReport, console: Console, *, asked: 
     for finding in found:
         colour = "red" if finding.severity is Severity.ERROR else "yellow"
         console.print(
-            f"[bold {colour}]{finding.severity} {finding.cause}[/] {finding.where}: {finding.words}", highlight=False
+            f"[bold {colour}]{finding.severity} {finding.cause}[/] {shown(f'{finding.where}: {finding.words}')}",
+            highlight=False,
         )
-        console.print(f"  → {finding.advice}", highlight=False)
+        console.print(shown(f"  → {finding.advice}"), highlight=False)
 
 
 def _replicas(state: StateReport) -> Table:
@@ -61,8 +63,8 @@ def _replicas(state: StateReport) -> Table:
     for worker in state.workers:
         for r in worker.replicas:
             table.add_row(
-                f"{worker.name}/{worker.worker}",
-                r.name,
+                shown(f"{worker.name}/{worker.worker}"),
+                shown(r.name),
                 "yes" if r.usable else "no",
                 f"{r.mode} ({r.account})",
                 str(r.engine_state or "unknown"),

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from prefixpool.policy.base import Reason
 from prefixpool_cli.admin import AdminClient
+from prefixpool_cli.console import shown
 from prefixpool_cli.errors import CliError
 from prefixpool_router.explain import Ending, Explanation, Tiers
 
@@ -63,13 +64,13 @@ def summary(found: list[Explanation]) -> Table:
     for one in found:
         table.add_row(
             _clock(one.at),
-            one.request_id,
-            one.replica,
-            one.reason,
+            shown(one.request_id),
+            shown(one.replica),
+            shown(one.reason),
             str(_prompt_tokens(one)),
             str(one.predicted_tokens),
             _count(one.outcome.cached_tokens if one.outcome else None),
-            _status(one.outcome),
+            shown(_status(one.outcome)),
             f"{one.outcome.seconds:.3f}" if one.outcome else "",
         )
     return table
@@ -77,13 +78,13 @@ def summary(found: list[Explanation]) -> Table:
 
 def details(one: Explanation) -> RenderableType:
     """Everything about one decision."""
-    table = Table(title=f"{one.policy}: what every replica would have cost", title_justify="left")
+    table = Table(title=f"{shown(one.policy)}: what every replica would have cost", title_justify="left")
     table.add_column("replica")
     for column in ("cached there", "in any tier", "in flight", "queue", "prefill", "total", "trust", ""):
         table.add_column(column, justify="right")
     for each in sorted(one.candidates, key=lambda c: (c.name != one.replica, c.total)):
         table.add_row(
-            f"[bold]{each.name}[/] ◀" if each.name == one.replica else each.name,
+            f"[bold]{shown(each.name)}[/] ◀" if each.name == one.replica else shown(each.name),
             str(each.device_tokens),
             str(each.held_tokens),
             str(each.inflight),
@@ -93,19 +94,19 @@ def details(one: Explanation) -> RenderableType:
             f"{each.trust:.2f}",
             "above its bound" if each.gated else "",
         )
-    return Group("\n".join(_head(one)), table, _ending(one))
+    return Group("\n".join(_head(one)), table, shown(_ending(one)))
 
 
 def _head(one: Explanation) -> list[str]:
     reason = WORDS.get(Reason(one.reason), "") if one.reason in list(Reason) else ""
     lines = [
-        f"[bold]{one.request_id or one.id}[/]  {one.path}  {one.model}  {_clock(one.at)}",
-        f"went to [bold]{one.replica}[/] ({one.reason}): {reason}",
+        f"[bold]{shown(one.request_id or one.id)}[/]  {shown(f'{one.path}  {one.model}')}  {_clock(one.at)}",
+        f"went to [bold]{shown(one.replica)}[/] ({shown(one.reason)}): {reason}",
     ]
     if one.tiers.held_tokens > one.tiers.device_tokens:
-        lines.append(_tiers(one.tiers))
+        lines.append(shown(_tiers(one.tiers)))
     if one.excluded:
-        lines.append(f"tried before and given up: {', '.join(one.excluded)}")
+        lines.append(shown(f"tried before and given up: {', '.join(one.excluded)}"))
     return lines
 
 

@@ -68,6 +68,11 @@ class LocalPool:
         return self._open_directory.path
 
     @property
+    def key_file(self) -> Path:
+        """The pool's engine key."""
+        return self.root / "engine.key"
+
+    @property
     def router_url(self) -> str:
         """Base URL for clients, of the first router."""
         return self.routers[0].url
@@ -82,7 +87,7 @@ class LocalPool:
         told = progress or _quiet
         router_ports = self._share.router_ports()
         self._directory = pool_files.make_run_root()
-        self.engine_key = pool_files.make_engine_key(self._key_file)
+        self.engine_key = pool_files.make_engine_key(self.key_file)
         self._http = aiohttp.ClientSession()
         for name in self._next_names(self.spec.replicas, told):
             await self._start_worker(name)
@@ -102,7 +107,7 @@ class LocalPool:
         """
         router = self.routers[number]
         spec = msgspec.structs.replace(self.spec, policy=policy or self.spec.policy)
-        argv = router_argv(spec, router.name, self._members_file, self._key_file, router.ports)
+        argv = router_argv(spec, router.name, self._members_file, self.key_file, router.ports)
         told = progress or _quiet
         told(Stage(router.name, "starting", 0.0, 0.0))
         router.process = await Process.start(router.name, argv, router.log, self.spec.env)
@@ -203,10 +208,6 @@ class LocalPool:
         return self._directory
 
     @property
-    def _key_file(self) -> Path:
-        return self.root / "engine.key"
-
-    @property
     def _members_file(self) -> Path:
         return self.root / "members.json"
 
@@ -229,9 +230,9 @@ class LocalPool:
     async def _start_worker(self, name: str) -> Replica:
         ordinal = int(name.rpartition("-")[2])
         run_dir = self.root / f"r{ordinal}"
-        run_dir.mkdir(mode=0o700)
+        pool_files.make_run_dir(run_dir)
         ports = self._share.ports(name)
-        argv = worker_argv(self.spec, name, run_dir, self._key_file, ports, self._share.cores(name))
+        argv = worker_argv(self.spec, name, run_dir, self.key_file, ports, self._share.cores(name))
         env = {**gpu_env(self.spec, ordinal), **self.spec.env}
         process = await Process.start(name, argv, run_dir / "worker.log", env, keeping=(self._open_directory.lock,))
         replica = Replica(name, run_dir, f"http://127.0.0.1:{ports.engine}", f"http://127.0.0.1:{ports.agent}", process)

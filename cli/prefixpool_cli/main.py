@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from prefixpool.api.engine import EngineKind
 from prefixpool.errors import PrefixpoolError
@@ -24,13 +23,14 @@ from prefixpool_cli import interrupt, preflight
 from prefixpool_cli import plan as plan_command
 from prefixpool_cli import up as up_command
 from prefixpool_cli.__main__ import INTERRUPTED
-from prefixpool_cli.console import PipeConsole, written_output
+from prefixpool_cli.console import PipeConsole, shown, written_output
 from prefixpool_cli.console import console as standard_output
 from prefixpool_cli.demo import command as demo_command
 from prefixpool_cli.demo.spill import command as spill_command
 from prefixpool_cli.errors import CliError
 from prefixpool_cli.pool_spec import PoolSpec
 
+MOST_DECISIONS: Final = 100_000  # that a router can be told to keep
 MOST_GIB: Final = 1 << 30  # an EiB: more is a slip of the finger, or not a number
 
 app = typer.Typer(
@@ -75,7 +75,9 @@ def up(  # noqa: PLR0913  # options of a command
     cache_gib: Annotated[
         float, typer.Option(help="KV cache of each replica in GiB; 0: 1 GiB on cpu, by memory on cuda.", min=0, max=MOST_GIB)
     ] = 0,
-    max_model_len: Annotated[int, typer.Option(help="Longest prompt plus answer in tokens; 0: what the model says.")] = 0,
+    max_model_len: Annotated[
+        int, typer.Option(help="Longest prompt plus answer in tokens; 0: what the model says.", min=0)
+    ] = 0,
     engine_args: Annotated[str, typer.Option(help="More engine arguments, quoted as in a shell.")] = "",
     logs: Annotated[str, typer.Option(help="Folder to which logs are copied at the end.", metavar="DIR")] = "",
 ) -> None:
@@ -118,8 +120,12 @@ def demo(  # noqa: PLR0913  # options of a command
     replicas: Annotated[int, typer.Option(help="Engines to start.", min=2, max=16)] = 2,
     concurrency: Annotated[int, typer.Option(help="Requests in flight; 0: 4, with --spill 2.", min=0)] = 0,
     arm: Annotated[list[str] | None, typer.Option(help="Only this arm; may be repeated.", show_default=False)] = None,
-    requests: Annotated[int, typer.Option(help="Only so many requests of the workload; 0: all, with --spill 88.")] = 0,
-    device_blocks: Annotated[int, typer.Option(help="KV blocks of each replica; 0: two thirds of what the work needs.")] = 0,
+    requests: Annotated[
+        int, typer.Option(help="Only so many requests of the workload; 0: all, with --spill 88.", min=0)
+    ] = 0,
+    device_blocks: Annotated[
+        int, typer.Option(help="KV blocks of each replica; 0: two thirds of what the work needs.", min=0)
+    ] = 0,
     check_output: Annotated[bool, typer.Option(help="Compare all answers with those of one engine alone.")] = True,
     evicting: Annotated[bool, typer.Option(help="Judge predictions also on one replica that forgets all the time.")] = True,
     spill: Annotated[bool, typer.Option("--spill", help="Tiers instead of policies: see above.")] = False,
@@ -161,7 +167,10 @@ def explain(
         str, typer.Argument(help="`x-request-id` of an answer; empty: the latest.", show_default=False)
     ] = "",
     admin: Admin = "http://127.0.0.1:8001",
-    last: Annotated[int, typer.Option(help="Show a line for each of the last decisions instead.", metavar="N")] = 0,
+    last: Annotated[
+        int,
+        typer.Option(help="Show a line for each of the last decisions instead.", metavar="N", min=0, max=MOST_DECISIONS),
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Why did this request go there? Every replica's numbers, the choice, and what then really was cached."""
@@ -255,9 +264,9 @@ def _reported(console: Console) -> Iterator[None]:
     try:
         yield
     except PrefixpoolError as error:
-        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        console.print(f"[bold red]error:[/] {shown(str(error))}", highlight=False, soft_wrap=True)
         if isinstance(error, CliError) and error.hint:
-            console.print(escape(error.hint), highlight=False, soft_wrap=True)
+            console.print(shown(error.hint), highlight=False, soft_wrap=True)
         raise typer.Exit(1) from error
 
 
@@ -268,7 +277,7 @@ def _run(command: Coroutine[Any, Any, bool], console: PipeConsole) -> None:
             good = interrupt.run(command, console)
         except interrupt.CutShortError:
             raise typer.Exit(1 if console.reader_left else INTERRUPTED) from None
-    if not good:
+    if not good or console.reader_left:  # the latter may come too late to interrupt anything
         raise typer.Exit(1)
 
 

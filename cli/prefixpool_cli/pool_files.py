@@ -6,7 +6,8 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -22,12 +23,13 @@ _LONGEST_NAME: Final = max(len(names.RUN_SUPERVISOR_SOCK), len(names.RUN_KV_REPL
 def make_run_root(parents: Sequence[str] = ()) -> PrivateDirectory:
     """A new directory under the first parent that is short enough for the sockets below it.
 
-    Those that killed pools have left there go. Raises PoolError if none is short enough.
+    Those that killed pools have left there go. Raises PoolError if none is short enough, or it cannot be written.
     """
     tried = []
     for parent in parents or (tempfile.gettempdir(), "/tmp"):
         if len(os.fsencode(parent)) + len("/pp-12345678/r999/") + _LONGEST_NAME <= SOCKET_PATH_BYTES:
-            return private_directory.make(parent, "pp-")
+            with _written(parent):
+                return private_directory.make(parent, "pp-")
         tried.append(parent)
     raise PoolError(
         f"the directory for sockets would have too long a path: {', '.join(tried)}",
@@ -36,12 +38,19 @@ def make_run_root(parents: Sequence[str] = ()) -> PrivateDirectory:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replace a file atomically, readable by its owner only."""
+    """Replace a file atomically, readable by its owner only. Raises PoolError."""
     part = path.with_suffix(".part")
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(data)
-    part.replace(path)
+    with _written(path.parent):
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        part.replace(path)
+
+
+def make_run_dir(path: Path) -> None:
+    """Of one replica. Raises PoolError."""
+    with _written(path.parent):
+        path.mkdir(mode=0o700)
 
 
 def make_engine_key(path: Path) -> str:
@@ -62,8 +71,37 @@ def tail(path: Path, lines: int = 15, limit: int = 32_768) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
+def make_logs_folder(target: Path) -> None:
+    """Raises PoolError if nothing can be written there."""
+    with _keeping(target):
+        target.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target):
+            pass
+
+
 def keep_logs(root: Path, target: Path) -> None:
-    """Copy every log below the run directory, named by its place: `r0/engine.log` becomes `r0-engine.log`."""
-    target.mkdir(parents=True, exist_ok=True)
-    for log in root.rglob("*.log"):
-        shutil.copyfile(log, target / "-".join(log.relative_to(root).parts))
+    """Copy every log below the run directory, named by its place: `r0/engine.log` becomes `r0-engine.log`.
+
+    Raises PoolError if they cannot be written.
+    """
+    with _keeping(target):
+        target.mkdir(parents=True, exist_ok=True)
+        for log in root.rglob("*.log"):
+            shutil.copyfile(log, target / "-".join(log.relative_to(root).parts))
+
+
+@contextmanager
+def _keeping(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PoolError(f"logs cannot be kept in {target}: {error.strerror}", "choose another folder for them") from error
+
+
+@contextmanager
+def _written(folder: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        hint = "pools keep sockets, logs and their key in the directory that TMPDIR names"
+        raise PoolError(f"{folder} cannot be written: {error.strerror}", hint) from error

@@ -28,8 +28,8 @@ class Process:
         # Should we be killed outright, the kernel ends the child, too (its own children are its business).
         setpriv = shutil.which("setpriv")
         guarded = [setpriv, "--pdeathsig", "TERM", "--", *argv] if setpriv else list(argv)
-        with log.open("ab") as output:
-            try:
+        try:
+            with log.open("ab") as output:
                 child = await asyncio.create_subprocess_exec(
                     *guarded,
                     stdin=asyncio.subprocess.DEVNULL,
@@ -39,8 +39,8 @@ class Process:
                     start_new_session=True,
                     pass_fds=keeping,
                 )
-            except OSError as error:
-                raise PoolError(f"{name} could not be started: {error}") from error
+        except OSError as error:
+            raise PoolError(f"{name} could not be started: {error}") from error
         return cls(name, log, child)
 
     @property

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shlex
 from math import inf
+from pathlib import Path
 
 import msgspec
 from rich.console import Console
@@ -11,7 +14,8 @@ from rich.console import Console
 from prefixpool.api.engine import EngineKind
 from prefixpool_agent.settings import Device
 from prefixpool_agent.supervisor_client import SupervisorError
-from prefixpool_cli import preflight
+from prefixpool_cli import pool_files, preflight
+from prefixpool_cli.console import shown
 from prefixpool_cli.display import PoolDisplay
 from prefixpool_cli.errors import PoolError
 from prefixpool_cli.local_pool import LocalPool
@@ -27,6 +31,8 @@ async def up(spec: PoolSpec, console: Console) -> bool:
     if spec.engine is EngineKind.VLLM and spec.device is Device.CUDA:
         spec = msgspec.structs.replace(spec, gpus=preflight.gpus())
     preflight.check(spec)
+    if spec.keep_logs:
+        pool_files.make_logs_folder(Path(spec.keep_logs))
     async with LocalPool(spec) as pool:
         with PoolDisplay(console) as display:
             await pool.start(display, router_timeout_s=inf)  # its replicas may be slow; Ctrl-C is at hand
@@ -39,18 +45,23 @@ async def up(spec: PoolSpec, console: Console) -> bool:
 
 
 def _welcome(pool: LocalPool) -> str:
-    lines = [f"[bold]{pool.spec.model_name}[/] on {len(pool.replicas)} replicas"]
+    lines = [f"[bold]{shown(pool.spec.model_name)}[/] on {len(pool.replicas)} replicas"]
     lines += [f"  endpoint  {router.url}/v1" for router in pool.routers]
     lines += [f"  admin     {pool.admin_url}  (explain, metrics, state)"]
-    lines += ["", "try it:", f"  {curl_line(pool.router_url, pool.spec.model_name)}"]
-    lines += [f"  prefixpool explain --admin {pool.admin_url}", "", "Ctrl-C stops everything."]
+    lines += ["", "try it:", f"  {shown(curl_line(pool.router_url, pool.spec.model_name))}"]
+    lines += [f"  prefixpool explain --admin {pool.admin_url}"]
+    lines += [
+        f"  prefixpool doctor --admin {pool.admin_url} --engine-key-file {shown(str(pool.key_file))}",
+        "",
+        "Ctrl-C stops everything.",
+    ]
     return "\n".join(lines)
 
 
 def curl_line(url: str, model: str) -> str:
     """A request to copy into a shell."""
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}], "max_tokens": 32}}'
-    return f"curl -i {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 32}
+    return f"curl -i {url}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(json.dumps(body))}"
 
 
 class Watch:
@@ -104,4 +115,4 @@ class Watch:
             self._say(f"{name}: engine {words}{': ' + reason if reason else ''}")
 
     def _say(self, words: str) -> None:
-        self._console.print(words, highlight=False)
+        self._console.print(shown(words), highlight=False)

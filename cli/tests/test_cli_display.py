@@ -3,7 +3,9 @@
 import asyncio
 import errno
 import io
+import json
 import os
+import shlex
 import signal
 from pathlib import Path
 
@@ -126,6 +128,20 @@ def test_a_commands_result_comes_through() -> None:
         return True
 
     assert interrupt.run(fine(), plain())
+
+
+@pytest.mark.parametrize("console", [plain(), terminal()])
+def test_words_of_an_engine_that_look_like_markup_ended_the_pool(console: Console) -> None:
+    with PoolDisplay(console) as display:
+        display(Stage("local-0", "last log line: [/INST] [red]\x1b]0;owned\x07", 0.4, 3.0))
+    told = text_of(console)
+    assert "[/INST] [red]" in told
+    assert "\x1b]0;owned" not in told
+
+
+def test_the_curl_line_broke_at_a_quote() -> None:
+    *_, flag, body = shlex.split(up.curl_line("http://127.0.0.1:8000", 'it\'s "mine"'))
+    assert (flag, json.loads(body)["model"]) == ("-d", 'it\'s "mine"')
 
 
 def test_the_curl_line_is_json_for_the_right_model() -> None:

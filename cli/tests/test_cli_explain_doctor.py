@@ -1,7 +1,10 @@
 """What `explain` shows, and which cause `doctor` names for which trouble."""
 
+import asyncio
 import io
 import json
+import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -217,6 +220,30 @@ def test_explain_tells_what_was_not_worth_loading() -> None:
     assert "told {'kv_load_tiers': ['x']}" in capture.get()
 
 
+async def test_explain_whose_reader_went_away_ended_well(admin: str) -> None:
+    """`prefixpool explain | true`: unlike other commands, it ends as soon as it has printed."""
+    read, write = os.pipe()
+    os.close(read)
+    told = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "prefixpool_cli", "explain", "--admin", admin, stdout=write, stderr=asyncio.subprocess.PIPE
+    )
+    os.close(write)
+    async with asyncio.timeout(100):
+        _, errors = await told.communicate()
+    assert (errors, told.returncode) == (b"", 1)
+
+
+@pytest.mark.parametrize("text", ["[/x]", "[red]", "[link=http://x]", "a\\", "\x1b]0;owned\x07"])
+def test_a_clients_words_were_taken_for_markup_and_ended_explain(text: str) -> None:
+    one = msgspec.structs.replace(DECISION, request_id=text, model=text)
+    console = Console(record=True, width=200, file=io.StringIO())
+    console.print(explain.details(one))
+    console.print(explain.summary([one]))
+    told = console.export_text()
+    assert "\x1b" not in told
+    assert told.count(text) == (0 if "\x1b" in text else 3)
+
+
 async def test_explain_of_an_unknown_request_is_an_error(admin: str) -> None:
     with pytest.raises(CliError, match="no decision about request req-8"):
         await explain.explain(admin, "req-8", 0, Console(quiet=True), as_json=False)
@@ -267,6 +294,12 @@ async def test_a_router_that_does_not_answer_is_told_with_its_address() -> None:
         with pytest.raises(CliError, match=r"no router answers at http://127\.0\.0\.1:9: Cannot connect"):
             await AdminClient(http, "127.0.0.1:9").state()
         assert "Cannot connect" in (await ask_agent(http, "http://127.0.0.1:9", "")).problem
+
+
+@pytest.mark.parametrize("url", ["http://", "http://[::1", "http://127.0.0.1:99999", "ftp://router"])
+async def test_what_is_no_address_was_told_to_be_a_router_that_does_not_answer(url: str) -> None:
+    with pytest.raises(CliError, match="is no address"):
+        await doctor.doctor(url, "", Console(), as_json=False)
 
 
 async def test_the_clients_port_is_not_the_admin_side(admin: str) -> None:

@@ -189,6 +189,8 @@ async def test_up_prints_the_endpoint_and_ctrl_c_leaves_nothing(tmp_path: Path) 
     told = await told_until(up, "Ctrl-C stops everything")
     assert "curl -i http://127.0.0.1:" in told
     assert "local-0: ready" in told
+    (doctor_line,) = (line.split() for line in told.splitlines() if "prefixpool doctor" in line)
+    assert await doctor_is_content(*doctor_line[3::2])
     up.send_signal(signal.SIGINT)
     status, rest = await ended(up)
     assert status == 130
@@ -215,6 +217,13 @@ async def test_up_ended_a_pool_that_had_lost_one_supervisor_or_its_router(tmp_pa
     assert status == 1
     assert "no replica is left" in rest
     assert not marked(str(tmp_path))
+
+
+async def doctor_is_content(admin: str, key_file: str) -> bool:
+    """It could not ask the agents of a pool whose key nobody had shown."""
+    console = Console(record=True, width=200, file=io.StringIO())
+    good = await doctor.doctor(admin, key_file, console, as_json=False)
+    return good and "agents were not asked" not in console.export_text()
 
 
 async def doctor_tells(admin: str, words: str) -> bool:

@@ -71,6 +71,8 @@ def test_an_unknown_arm_is_told_with_those_that_there_are() -> None:
         ["plan", "llama-3.1-8b", "--host-gib", "1e300"],
         ["plan", "llama-3.1-8b", "--disk-gib", "nan"],
         ["demo", "--engine", "sim", "--out", "/proc/nowhere"],
+        ["up", "--engine", "sim", "--logs", "/proc/nowhere", "--port", "0", "--admin-port", "0"],
+        ["up", "--engine", "sim", "--logs", __file__, "--port", "0", "--admin-port", "0"],
     ],
 )
 def test_arguments_out_of_range_showed_a_traceback(arguments: list[str]) -> None:
@@ -78,6 +80,22 @@ def test_arguments_out_of_range_showed_a_traceback(arguments: list[str]) -> None
     assert found.exit_code in (1, 2)
     assert isinstance(found.exception, SystemExit)
     assert "rror" in found.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["up", "--engine", "sim", "--max-model-len", "-1"],
+        ["demo", "--engine", "sim", "--requests", "-4"],
+        ["demo", "--engine", "sim", "--device-blocks", "-1"],
+        ["explain", "--last", "-3"],
+        ["explain", "--last", "100000000000000000000"],
+    ],
+)
+def test_counts_below_zero_or_beyond_reason_were_taken_for_others(arguments: list[str]) -> None:
+    found = RUN.invoke(main.app, arguments)
+    assert found.exit_code == 2
+    assert f"Invalid value for '{arguments[-2]}'" in found.output
 
 
 def test_a_reader_that_went_away_is_told_of_by_the_exit_status_alone() -> None:
@@ -126,6 +144,19 @@ def test_the_demo_on_the_sim_writes_its_report(tmp_path: Path) -> None:
     assert (out / "report.html").read_text().startswith("<!doctype html>")
     assert len((out / "samples.jsonl").read_text().splitlines()) == 90
     assert (out / "logs" / "r0-engine.log").exists()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_unicode_got_a_traceback(encoding: str) -> None:
+    ran = subprocess.run(
+        [*COMMAND, "plan", "llama-3.1-8b"],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        timeout=110,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert b"One replica holds" in ran.stdout
 
 
 def test_a_full_disk_behind_standard_output_showed_a_traceback() -> None:

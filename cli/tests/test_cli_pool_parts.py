@@ -1,5 +1,6 @@
 """The parts of a local pool that need no engine: command lines, files, ports, preflight."""
 
+import errno
 import json
 import os
 import signal
@@ -88,6 +89,35 @@ def test_logs_are_kept_under_the_name_of_their_place(tmp_path: Path) -> None:
     (tmp_path / "run" / "r0" / "engine.log").write_text("x")
     pool_files.keep_logs(tmp_path / "run", tmp_path / "kept")
     assert (tmp_path / "kept" / "r0-engine.log").read_text() == "x"
+
+
+async def test_a_full_disk_below_a_pools_directory_showed_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.open", full)
+    monkeypatch.setattr("os.mkdir", full)
+    monkeypatch.setattr("io.open", full)
+    words = "cannot be written: No space left on device"
+    with pytest.raises(PoolError, match=words):
+        pool_files.make_run_root(("/tmp",))
+    with pytest.raises(PoolError, match=words):
+        pool_files.write_private(tmp_path / "members.json", b"[]")
+    with pytest.raises(PoolError, match=words):
+        pool_files.make_run_dir(tmp_path / "r0")
+    with pytest.raises(PoolError, match=r"local-0 could not be started: .*No space left on device"):
+        await Process.start("local-0", ["true"], tmp_path / "log", {})
+
+
+def test_logs_that_could_not_be_kept_ended_up_in_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "worker.log").write_text("words")
+    taken = tmp_path / "file"
+    taken.touch()
+    for keep in (lambda: pool_files.make_logs_folder(taken), lambda: pool_files.keep_logs(tmp_path, taken)):
+        with pytest.raises(PoolError, match=r"logs cannot be kept in .*/file: File exists"):
+            keep()
 
 
 async def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from random import Random
 
 from prefixpool.api.engine import EngineKind
-from prefixpool_cli.demo import capacity, workload
+from prefixpool_cli.demo import capacity, command, workload
 from prefixpool_cli.demo.workload import Kind
 
 
@@ -92,3 +92,10 @@ def test_a_cut_workload_needs_less() -> None:
     cut = workload.first(loaded, 20)
     assert len(cut.steps()) == 20
     assert capacity.estimated_working_set(cut, 4.0) < capacity.estimated_working_set(loaded, 4.0)
+
+
+def test_a_few_requests_left_no_room_for_the_longest_sequence() -> None:
+    """`prefixpool demo --requests 1`"""
+    for engine in EngineKind:
+        chosen = command.plan(1, [], 4, check_output=False, evicting=False)
+        assert (command.blocks_for(chosen, engine) - 1) * command.BLOCK_TOKENS >= command.MAX_MODEL_LEN

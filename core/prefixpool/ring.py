@@ -47,7 +47,7 @@ class Ring:
                 point & POINT | owner
                 for owner, name in enumerate(self.names)
                 for i in range(0, vnodes, 2)
-                for point in mmh3.hash64(f"{name}#{i}", signed=False)
+                for point in mmh3.hash64(f"{name}#{i}".encode(), signed=False)
             ),
         )
 

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
 from prefixpool.errors import SettingsError
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+# Eleven days in seconds, which most of them are: beyond that, kernel and event loops refuse what they are told, each at its
+# own point, and long after the start.
+_MOST: Final = 1e6
+_CHOICE: Final = "|"  # between the values of an enum, where types are named
 
 
 class Option(NamedTuple):
@@ -53,7 +58,7 @@ def parse(
         parser.add_argument(
             option.flag,
             dest=option.field,
-            metavar=option.type_name.upper(),
+            metavar=option.type_name if _CHOICE in option.type_name else option.type_name.upper(),
             default=None,
             action="append" if option.type_name == "list" else "store",
             help=f"{option.description} ({default}; env {option.env})".replace("%", "%%"),
@@ -63,7 +68,7 @@ def parse(
     for option in found:
         raw, source = _raw(option, flags.get(option.field), env)
         if raw is not None:
-            values[option.field] = _convert(settings, option.field, raw, source)
+            values[option.field] = _convert(settings, option, raw, source)
         elif option.required:
             raise SettingsError(f"{option.flag} is required (or set {option.env}): {option.description}")
     try:
@@ -78,14 +83,18 @@ def _raw(option: Option, flag: str | list[str] | None, env: Mapping[str, str]) -
     return env.get(option.env), option.env
 
 
-def _convert(settings: type[msgspec.Struct], field: str, raw: str, source: str) -> Any:
-    kind = next(f.type for f in msgspec.structs.fields(settings) if f.name == field)
+def _convert(settings: type[msgspec.Struct], option: Option, raw: str, source: str) -> Any:
+    kind = next(f.type for f in msgspec.structs.fields(settings) if f.name == option.field)
     try:
         if _is_sequence(kind):
             return msgspec.convert([part for part in raw.split(",") if part], kind, strict=False)
-        return msgspec.convert(raw, kind, strict=False)
+        value = msgspec.convert(raw, kind, strict=False)
+        if isinstance(value, float) and not value <= _MOST:  # nor is it a number at all
+            raise SettingsError(f"{source}={raw!r}: Expected `float` <= {_MOST:.0f}")
+        return value
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{source}={raw!r}: {error}") from error
+        accepted = f"; accepted: {option.type_name.replace(_CHOICE, ', ')}" if _CHOICE in option.type_name else ""
+        raise SettingsError(f"{source}={raw!r}: {error}{accepted}") from error
 
 
 def _is_sequence(kind: Any) -> bool:
@@ -135,5 +144,5 @@ def _type_name(info: msgspec.inspect.Type) -> str:
         msgspec.inspect.ListType: "list",
     }
     if isinstance(info, msgspec.inspect.EnumType):
-        return "|".join(str(member.value) for member in info.cls)
+        return _CHOICE.join(str(member.value) for member in info.cls)
     return names.get(type(info), "text")

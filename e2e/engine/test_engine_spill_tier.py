@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from random import Random
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -240,6 +241,46 @@ def test_disk_that_hangs_is_a_miss_for_everybody(make: Make, tmp_path: Path) -> 
     one.until(lambda: not one.tier._transfers.stalled)
     one.manager.reset_cache()
     assert one.load(keys("second", 3)) == 3
+
+
+def test_reset_of_the_cache_while_chunks_were_on_their_way_to_disk_ended_the_engine(make: Make) -> None:
+    """Each job was told twice, and vLLM asserts that it knows what it is told."""
+    one = make()
+    assert one.store(keys("first", 3), to_disk=False)
+    assert one.manager.has_pending_work()
+    one.manager.reset_cache()
+    assert not one.manager.has_pending_work()
+    assert one.store(keys("second", 3))
+    assert one.load(keys("second", 3)) == 3
+
+
+def test_shared_disk_that_hangs_at_a_look_delayed_every_request_and_filled_the_memory(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request waits for the deadline; others ask nothing meanwhile, and what nobody waits for is not asked any more."""
+    from vllm.v1.kv_offload.base import LookupResult
+
+    one = make(shared=True)
+    first, second = keys("first", 50), keys("second", 50)
+    looks, answered, exists = [], Event(), one.tier._store.exists
+
+    def hangs(key: bytes) -> bool:
+        looks.append(key)
+        answered.wait(PATIENCE_S)
+        return bool(exists(key))
+
+    monkeypatch.setattr(one.tier._store, "exists", hangs)
+    context = one.request(first)
+    assert {one.manager.lookup(key, context) for key in first} == {LookupResult.RETRY}
+    one.until(lambda: one.manager.lookup(first[0], context) is LookupResult.MISS)
+    one.until(lambda: one.tier._overdue(one.tier._looking_since_s))
+    context = one.request(second)
+    assert {one.manager.lookup(key, context) for key in second} == {LookupResult.MISS}
+    answered.set()
+    one.until(one.tier._questions.empty)
+    assert looks == first[:1]
+    assert one.load(keys("third", 1)) == 0
+    assert looks == [first[0], *keys("third", 1)]
 
 
 def test_reserved_prefix_stays_in_host_memory(make: Make) -> None:

@@ -157,7 +157,7 @@ class EngineWorker:
         flags = ["--replica", "test-0", "--run-dir", str(run_dir), "--model", model, "--engine-key-file", str(key)]
         flags += ["--engine-port", str(self.port), "--agent-port", str(agent_port), *options]
         settings = worker.read_settings(flags, dict(os.environ))
-        self.plan = worker.worker_plan(settings, worker.look_at_host(settings.model))
+        self.plan = worker.worker_plan(settings, worker.look_at_host(settings.model, settings.run_dir))
 
     def start(self, change: Callable[[Plan], Plan] = lambda plan: plan) -> None:
         """Returns when the engine serves. Raises AssertionError with the reason if it does not."""

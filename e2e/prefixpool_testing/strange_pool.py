@@ -123,7 +123,7 @@ def _plan(root: Path, ports: list[int], habit: str, blocks: int, engine_flags: t
     flags |= {"engine-port": ports[0], "agent-port": ports[1], "device-blocks": blocks, "max-model-len": 2048}
     argv = [*(f"--{name}={value}" for name, value in flags.items()), "--", "--time-scale=0.02", *engine_flags]
     settings = worker.read_settings(argv, dict(os.environ))
-    plan = worker.worker_plan(settings, worker.look_at_host(settings.model))
+    plan = worker.worker_plan(settings, worker.look_at_host(settings.model, settings.run_dir))
     python, _, module, *own = plan.engine.argv
     assert module == "prefixpool_agent.sim.main"
     path = os.pathsep.join([_KIT, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]).rstrip(os.pathsep)

@@ -50,11 +50,25 @@ def mapped_files(pids: Iterable[int], proc: Path = PROC, shm: Path = SHM) -> set
 
 def remove(names: Iterable[str], proc: Path = PROC, shm: Path = SHM) -> list[str]:
     """Unlink those that no living process maps any more and that are ours; which ones went."""
+    return [name for name in _unmapped(names, proc, shm) if _unlink(shm / name)]
+
+
+def unmapped_bytes(names: Iterable[str], proc: Path = PROC, shm: Path = SHM) -> int:
+    """What those hold that `remove` would unlink."""
+    return sum(_bytes(shm / name) for name in _unmapped(names, proc, shm))
+
+
+def _unmapped(names: Iterable[str], proc: Path, shm: Path) -> list[str]:
     names = set(names)
-    if not names:
-        return []
-    names -= mapped_files(_pids(proc), proc, shm)
-    return [name for name in sorted(names) if _unlink(shm / name)]
+    return sorted(names - mapped_files(_pids(proc), proc, shm)) if names else []
+
+
+def _bytes(path: Path) -> int:
+    try:
+        status = path.lstat()
+    except OSError:
+        return 0
+    return status.st_blocks * 512 if status.st_uid == os.geteuid() else 0
 
 
 def _unlink(path: Path) -> bool:

@@ -26,6 +26,7 @@ from prefixpool_agent.engines.sim import sim_spec
 from prefixpool_agent.engines.vllm import vllm_spec
 from prefixpool_agent.settings import AGENT_PREFIX, WORKER_PREFIX, AgentSettings, WorkerSettings
 from prefixpool_agent.supervisor.engine import make_private
+from prefixpool_agent.supervisor.guard import left_over_bytes
 from prefixpool_agent.supervisor.plan import AgentPlan, EnginePlan, Plan
 
 PLAN_FILE: Final = "worker.json"
@@ -120,14 +121,22 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def look_at_host(model: str) -> Host:
-    """The machine, as far as adapters care."""
+def look_at_host(model: str, run_dir: str) -> Host:
+    """The machine, as far as adapters care. A pod's /dev/shm outlives a container that was killed, and what lies there of
+    its engine is removed by the supervisor, but not yet.
+    """
     return Host(
         python=sys.executable,
         cores=tuple(sorted(os.sched_getaffinity(0))),
         weight_bytes=_weight_bytes(Path(model)),
-        shm_bytes=shutil.disk_usage(shm.SHM).free if shm.SHM.is_dir() else None,
+        shm_bytes=_shm_bytes(Path(run_dir)),
     )
+
+
+def _shm_bytes(run_dir: Path) -> int | None:
+    if not shm.SHM.is_dir():
+        return None
+    return shutil.disk_usage(shm.SHM).free + left_over_bytes(run_dir / names.RUN_SUPERVISOR_STATE)
 
 
 def _weight_bytes(model: Path) -> int | None:
@@ -152,6 +161,8 @@ def read_settings(argv: Sequence[str], env: dict[str, str]) -> WorkerSettings:
         "engine_key_file": os.path.abspath(settings.engine_key_file),
         "host": available(settings.host),
     }
+    if settings.engine_port == settings.agent_port:
+        raise SettingsError(f"port {settings.engine_port} cannot be both --engine-port and --agent-port")
     split(settings.engine_args)  # unbalanced quotes are found before more is put behind them
     if engine:
         changes["engine_args"] = f"{settings.engine_args} {shlex.join(engine)}".strip()
@@ -209,7 +220,7 @@ def main() -> None:
     try:
         settings = read_settings(sys.argv[1:], dict(os.environ))
         _check_files(settings)
-        path = _write_plan(worker_plan(settings, look_at_host(settings.model)))
+        path = _write_plan(worker_plan(settings, look_at_host(settings.model, settings.run_dir)))
     except SettingsError as error:
         sys.stderr.write(f"prefixpool-worker: {error}\n")
         sys.exit(2)

@@ -211,6 +211,31 @@ def test_bounded_absent_blocks_go_first_then_new_ones_are_refused() -> None:
     assert trie.levels()[1] is D
 
 
+def test_where_the_disk_held_more_than_may_be_known_nothing_new_on_the_device_was_known() -> None:
+    trie = Trie(limit=32)
+    for i in range(1, 41):
+        trie.on_disk(i, i - 1 or None)
+    assert trie.levels() == dict.fromkeys(range(1, 33), S), "the first of its kind stay"
+    trie.store([100, 101])
+    assert trie.levels() == dict.fromkeys(range(1, 31), S) | {100: D, 101: D}
+    for i in range(200, 240):
+        trie.store([i])
+    assert set(trie.levels().values()) == {D}
+    assert len(trie) == 32
+
+
+def test_host_memory_yields_to_the_device_from_its_ends_and_to_no_disk() -> None:
+    trie = Trie(limit=32)
+    trie.store(list(range(1, 33)), medium="CPU")
+    trie.on_disk(50, None)
+    assert trie.levels() == dict.fromkeys(range(1, 33), H)
+    trie.store([100])
+    assert trie.levels() == dict.fromkeys(range(1, 31), H) | {100: D}
+    trie.removed([100], D)
+    trie.removed([30], H)
+    assert trie.levels() == dict.fromkeys(range(1, 30), H), "links are whole"
+
+
 def test_an_odd_number_of_tokens_is_ignored() -> None:
     trie = Trie()
     assert trie.store([1, 2], token_ids=[1, 2, 3], block_size=16) == (None, [])

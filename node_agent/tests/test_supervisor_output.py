@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+
+import pytest
+
+from prefixpool_agent.supervisor.output import Relay
 
 PROGRAM = """
 import asyncio, signal, sys
@@ -56,3 +61,21 @@ def test_a_child_does_not_end_because_nobody_reads() -> None:
         assert program.stderr is not None
         program.stdout.close()
         assert program.stderr.readline() == "exited with code 7; last log line: line\n"
+
+
+async def test_a_child_that_writes_without_a_pause_kept_the_supervisor_from_all_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    relay, reads = Relay(), 0
+    os.close(relay.write_end)
+
+    def read(descriptor: int, size: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        assert reads < 1000, "it never comes back"
+        return b"more\n"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "read", read)
+        assert relay.tail().endswith(b"more\n")
+    relay.tail()  # the end: closes

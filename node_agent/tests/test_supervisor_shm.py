@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import mmap
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from uuid import uuid4
 
 import pytest
 
 from prefixpool_agent import shm
 from prefixpool_agent.supervisor.log_files import trim
+from prefixpool_agent.worker import look_at_host
 
 HOLDER = (
     "import mmap, os, sys\n"
@@ -86,3 +91,21 @@ def test_large_log_is_cut_to_its_end_and_still_written_to(tmp_path: Path) -> Non
     trim(path, max_bytes=10_000)
     assert path.read_text().splitlines() == lines
     trim(tmp_path / "absent")
+
+
+def test_after_a_container_was_killed_its_shared_memory_kept_the_next_one_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker refused settings for which too little was free, before the supervisor removed what was left over."""
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1_000_000))
+    left = shm.SHM / f"prefixpool-test-{uuid4().hex}"
+    state = {"pid": 1, "engine": {"pid": None, "shm": [left.name, "gone"]}}
+    (tmp_path / "supervisor.json").write_text(json.dumps(state))
+    try:
+        left.write_bytes(bytes(1 << 20))
+        assert look_at_host("model", str(tmp_path)).shm_bytes == 1_000_000 + (1 << 20)
+        with left.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+            assert look_at_host("model", str(tmp_path)).shm_bytes == 1_000_000, "somebody lives"
+    finally:
+        left.unlink()
+    assert look_at_host("model", str(tmp_path / "new")).shm_bytes == 1_000_000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixpool_agent.tiers.disk_account import Account
-from prefixpool_agent.tiers.disk_ledger import Ledger
+from prefixpool_agent.tiers.disk_ledger import Ledger, StoreError
 
 SIZE, CHUNKS = 100, 6
 
@@ -113,3 +115,21 @@ def test_a_walk_that_fails_changes_nothing_and_the_next_one_counts(tmp_path: Pat
     assert disk.account.used == SIZE
     disk.account.recount(lambda: disk.walk([("remove", 0), ("look at", 0)]))
     assert disk.account.used == 0
+
+
+def test_a_count_that_could_not_be_read_for_a_moment_was_doubled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(tmp_path)
+    for chunk in range(3):
+        for what in ("reserve", "appear", "written"):
+            disk.do(what, chunk)
+    opened, failures = os.open, iter([errno.EMFILE])
+
+    def fails_once(path: Path, *rest: int) -> int:
+        if (number := next(failures, 0)) and path.name == "used":
+            raise OSError(number, os.strerror(number), str(path))
+        return opened(path, *rest)
+
+    monkeypatch.setattr(os, "open", fails_once)
+    with pytest.raises(StoreError, match="Too many open files"):
+        disk.account.recount(lambda: disk.walk([("look at", chunk) for chunk in range(3)]))
+    assert disk.account.used == 3 * SIZE

@@ -371,6 +371,29 @@ def test_chunk_written_during_a_scan_is_not_forgotten(make: Make, monkeypatch: p
     assert store.holds(key(1))
 
 
+@pytest.mark.parametrize("which", ["the directory", "one folder of it"])
+def test_disk_that_failed_during_a_look_lost_its_collector_or_chunks(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    """The thread that looks after the directory ended, or what was not listed counted as gone."""
+    store = make()
+    write(store, 1, 2)
+    broken = tmp_path / "kv" if which == "the directory" else files(tmp_path)[0].parent
+    scandir = os.scandir
+
+    def fails(path: str | os.PathLike[str]) -> Any:
+        if Path(path) == broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return scandir(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", fails)
+        assert failure(store, DiskStore.collect) is Failure.BROKEN
+    assert (store.used, len(store), store.take_removed()) == (2 * SIZE, 2, [])
+    store.collect()
+    assert (store.used, len(store)) == (2 * SIZE, 2)
+
+
 # -- several engines
 
 
@@ -422,6 +445,15 @@ def test_collector_that_died_is_replaced(make: Make) -> None:
     two.collect()
     write(two, 5)
     assert two.counts["evicted_capacity"] > 0
+
+
+def test_beside_a_collector_that_writes_nothing_others_could_write_no_more(make: Make) -> None:
+    idle, busy = make(chunks=20, shared=True), make(chunks=20, shared=True)
+    write(busy, *range(20))
+    assert failure(busy, write, 20) is Failure.FULL
+    idle.collect()
+    write(busy, 20)
+    assert read(busy, 20) == PAYLOAD
 
 
 def test_temporary_file_of_a_living_writer_is_let_be(make: Make, tmp_path: Path) -> None:

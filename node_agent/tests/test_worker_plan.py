@@ -91,6 +91,11 @@ def test_engine_and_agent_of_a_pod_listen_on_ipv4_where_there_is_no_ipv6(
     assert plan.agent.env["PREFIXPOOL_AGENT_HOST"] == "0.0.0.0"
 
 
+def test_one_port_for_engine_and_agent_was_tried_for_ever(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="port 9000 cannot be both --engine-port and --agent-port"):
+        worker.read_settings(flags(tmp_path, "--engine-port", "9000", "--agent-port", "9000"), {})
+
+
 def test_long_run_directory_is_refused_before_anything_starts(tmp_path: Path) -> None:
     settings = worker.read_settings([*flags(tmp_path), "--run-dir", "/" + "x" * 100], {})
     with pytest.raises(SettingsError, match="too long for unix sockets"):

@@ -19,14 +19,14 @@ from prefixpool_router.credentials import Credentials
 from prefixpool_router.dispatch_types import Dispatcher
 from prefixpool_router.exchange import Arrived, Exchange
 from prefixpool_router.intake import Intake
-from prefixpool_router.limits import Admission, BodyBudget, BodyShare, OverBudgetError
+from prefixpool_router.limits import Admission, BodyBudget, BodyShare, OverBudgetError, is_held_back
 from prefixpool_router.metrics import EdgeMetrics
 from prefixpool_router.paths import Api, allowed_methods, route
 from prefixpool_router.proxy import Proxy
 from prefixpool_router.served_models import listed
 from prefixpool_router.server import ClientServer, refusal
 from prefixpool_router.settings import RouterSettings
-from prefixpool_router.tls import ServerTls
+from prefixpool_router.tls import server_tls
 from prefixpool_router.upstream import Upstream
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Edge:
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._credentials = credentials
-        self._tls = ServerTls(settings.tls_cert_file, settings.tls_key_file) if settings.tls_cert_file else None
+        self._tls = server_tls(settings.tls_cert_file, settings.tls_key_file)
         self._intake = Intake(credentials, settings)
         self._admission = Admission(
             limit=settings.max_inflight, queue=settings.max_queued, deadline_s=settings.queue_timeout_s
@@ -170,7 +170,8 @@ class Edge:
             raise ConnectionError("the answer had begun") from error
         self._metrics.rejected.labels(str(error.status)).inc()
         response = refusal(error, Dialect.of_path(request.raw_path), request_id)
-        if self._closing or error.status in (408, 413) or isinstance(error, OverBudgetError):
+        last = error.status in (408, 413) or isinstance(error, OverBudgetError) or is_held_back(request)
+        if self._closing or last:
             response.force_close()
         return response
 

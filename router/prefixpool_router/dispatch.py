@@ -110,11 +110,16 @@ class FleetDispatcher:
             levels=prompt.levels,
             prompt_tokens=max(prompt.tokens.total, least),
             cold_key=chain.hashes[chain.cold] if chain is not None and cold else 0,
-            session_key=mmh3.hash64(request.session, signed=False)[0] if request.session else 0,
+            session_key=_session_key(request.session) if request.session else 0,
             draw=self._draw(),
             turn=turn,
             cold_tokens=prompt.tokens.at(chain.offsets[chain.cold]) if chain is not None and cold else 0,
         )
+
+
+def _session_key(session: str) -> int:
+    """Of a client's bytes, since mmh3 crashes on text that has none: headers that are not UTF-8 are read with surrogates."""
+    return mmh3.hash64(session.encode("utf-8", "surrogatepass"), signed=False)[0]
 
 
 def _model(body: Mapping[str, Any] | None) -> str:

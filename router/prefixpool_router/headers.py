@@ -68,7 +68,7 @@ def for_engine(
     if priority_allowed:
         drop -= {"x-vllm-priority"}
     if hdrs.CONNECTION in headers:
-        drop |= _named_by_connection(headers[hdrs.CONNECTION])
+        drop |= _named_by_connection(headers)
     out: CIMultiDict[str] = CIMultiDict([(k, v) for k, v in headers.items() if k.lower() not in drop])
     out[names.H_REQUEST_ID] = request_id
     if engine_key:
@@ -80,11 +80,12 @@ def for_client(headers: Mapping[str, str], own: Mapping[str, str]) -> CIMultiDic
     """What a client gets of an engine's headers, and the router's `own`."""
     drop = _NOT_DOWN
     if hdrs.CONNECTION in headers:
-        drop |= _named_by_connection(headers[hdrs.CONNECTION])
+        drop |= _named_by_connection(headers)
     out: CIMultiDict[str] = CIMultiDict([(k, v) for k, v in headers.items() if k.lower() not in drop])
     out.update(own)
     return out
 
 
-def _named_by_connection(listed: str) -> frozenset[str]:
-    return frozenset(name.strip().lower() for name in listed.split(","))
+def _named_by_connection(headers: Mapping[str, str]) -> frozenset[str]:
+    lines = (value for name, value in headers.items() if name.lower() == "connection")  # there may be several
+    return frozenset(name.strip().lower() for line in lines for name in line.split(","))

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Final, NamedTuple
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from prefixpool.errors import RequestError
 
@@ -188,8 +188,18 @@ def check_declared(request: web.BaseRequest, limits: BodyLimits) -> None:
 def answer_expectation(request: web.BaseRequest) -> None:
     """Clients with a large body ask first; the low-level server leaves the answer to us."""
     transport = request.transport
-    if request.headers.get("Expect", "").lower() == "100-continue" and transport is not None and not transport.is_closing():
+    if _asks_first(request) and transport is not None and not transport.is_closing():
         transport.write(_CONTINUE)
+
+
+def is_held_back(request: web.BaseRequest) -> bool:
+    """Its client asked first, and may now never send the body: then its next request would be taken for that."""
+    return _asks_first(request) and not request.content.is_eof()
+
+
+def _asks_first(request: web.BaseRequest) -> bool:
+    # HTTP/1.0 knows no interim answers: a client of it would take one for the answer.
+    return request.headers.get("Expect", "").lower() == "100-continue" and request.version >= HttpVersion11
 
 
 def _too_many(message: str) -> RequestError:

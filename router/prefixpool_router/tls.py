@@ -13,6 +13,13 @@ _log = logging.getLogger(__name__)
 _MINIMUM: Final = ssl.TLSVersion.TLSv1_2
 
 
+def server_tls(certificate: str, key: str) -> ServerTls | None:
+    """None: neither file was named, so clients speak plain HTTP. Raises SettingsError as ServerTls does, or for one."""
+    if bool(certificate) != bool(key):
+        raise SettingsError("--tls-cert-file and --tls-key-file are needed together")
+    return ServerTls(certificate, key) if certificate else None
+
+
 class ServerTls:
     """One SSLContext for the life of the listener: new connections get the newest certificate, running ones keep theirs."""
 
@@ -29,10 +36,10 @@ class ServerTls:
             return False
         try:
             self._loaded(_new_context())
+            self._loaded(self.context)  # which may find yet other files: those are seen at the next look
         except SettingsError as error:
             _log.warning("Keeping the last good certificate", extra={"cause": str(error)})
             return False
-        self._loaded(self.context)
         return True
 
     def _loaded(self, context: ssl.SSLContext) -> ssl.SSLContext:

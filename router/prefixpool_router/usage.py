@@ -17,6 +17,7 @@ _END_OF_EVENT: Final = re.compile(rb"\r?\n\r?\n")
 _DATA: Final = re.compile(rb"^data:", re.MULTILINE)
 _HAS_CHOICE: Final = re.compile(rb'"choices"\s*:\s*\[\s*[^\]\s]')
 _MAX_EVENT_BYTES: Final = 1 << 18  # an unfinished event beyond this is passed on unjudged
+_MOST_TOKENS: Final = 1 << 48  # no prompt has as many: metrics add these figures up
 
 
 class Usage(NamedTuple):
@@ -84,12 +85,17 @@ def _usage(answer: _Answer) -> Usage:
     if figures is None:
         return UNKNOWN
     if figures.prompt_tokens is not None:
-        return Usage(figures.prompt_tokens, _cached(figures.prompt_tokens_details), figures.completion_tokens)
+        return _credible(figures.prompt_tokens, _cached(figures.prompt_tokens_details), figures.completion_tokens)
     read, created = figures.cache_read_input_tokens, figures.cache_creation_input_tokens
     if figures.input_tokens is None:
-        return Usage(output=figures.output_tokens)
+        return _credible(None, None, figures.output_tokens)
     cached = read if read is not None else _cached(figures.input_tokens_details)
-    return Usage(figures.input_tokens + (read or 0) + (created or 0), cached, figures.output_tokens)
+    return _credible(figures.input_tokens + (read or 0) + (created or 0), cached, figures.output_tokens)
+
+
+def _credible(*counts: int | None) -> Usage:
+    """What an engine says is no reason to believe in fewer tokens than none."""
+    return Usage(*(count if count is not None and 0 <= count <= _MOST_TOKENS else None for count in counts))
 
 
 def _cached(details: _Details | None) -> int | None:

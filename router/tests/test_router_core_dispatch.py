@@ -343,6 +343,13 @@ def test_an_unknown_policy_is_the_clients_error() -> None:
     assert (caught.value.status, caught.value.code) == (400, "unknown_policy")
 
 
+@pytest.mark.parametrize("session", [b"\xe9\xff", b"\xed\xa0\x80", "\U0001f600".encode(), b"a\0b"])
+def test_a_session_header_that_is_not_utf8_killed_the_router(session: bytes) -> None:
+    pool = Pool("a", "b", "c", policy="session")
+    request = RoutedRequest(path=PATH, body=chat(LONG).body, session=session.decode("utf-8", "surrogateescape"))
+    assert len({pool.send(request).replica for _ in range(3)}) == 1
+
+
 @pytest.mark.parametrize("policy", ["prefix", "chwbl", "least_load", "round_robin", "random", "session"])
 def test_every_policy_can_be_asked_for(policy: str) -> None:
     pool = Pool("a", "b", "c")

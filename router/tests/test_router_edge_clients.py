@@ -93,6 +93,24 @@ async def test_clients_that_ask_before_they_send_are_told_to_go_on() -> None:
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
 
 
+async def test_a_request_behind_a_body_that_was_never_sent_was_taken_for_that_body() -> None:
+    async with running_edge() as edge:
+        reader, writer = await edge.connect()
+        writer.write(b"POST /no/such/path HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 404")
+        assert b"connection: close" in head.lower()  # so the client sends what follows on another one
+
+
+async def test_an_http_1_0_client_got_an_interim_answer_that_it_does_not_know() -> None:
+    async with running_edge() as edge:
+        reader, writer = await edge.connect()
+        writer.write(HEAD.replace(b"1.1", b"1.0") + b"Content-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+        await until(lambda: edge.edge.open_requests)
+        writer.write(b"{}")
+        assert (await reader.readline()).startswith(b"HTTP/1.0 200")
+
+
 async def test_compressed_bodies_are_refused() -> None:
     async with running_edge() as edge, edge.post("/v1/completions", b"x", headers={"Content-Encoding": "gzip"}) as response:
         assert response.status == 415

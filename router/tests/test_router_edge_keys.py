@@ -227,6 +227,15 @@ def test_headers_for_the_client() -> None:
     ]
 
 
+def test_headers_that_a_second_connection_line_names_went_on() -> None:
+    fields = CIMultiDict(
+        [("Connection", "close, x-one"), ("X-One", "1"), ("connection", "X-Two"), ("X-Two", "2"), ("X", "3")]
+    )
+    up = for_engine(fields, api=Api.CHAT, request_id="r1", engine_key="", priority_allowed=False)
+    assert dict(up) == {"X": "3", "x-request-id": "r1"}
+    assert dict(for_client(fields, {})) == {"X": "3"}
+
+
 def test_request_ids() -> None:
     assert request_id({"x-request-id": "abc-1"}) == "abc-1"
     made = request_id({"x-request-id": "two words"})

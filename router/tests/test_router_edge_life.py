@@ -61,6 +61,32 @@ def test_half_a_renewal_changes_nothing(tmp_path: Path) -> None:
     assert not tls.refresh()
 
 
+def test_files_renewed_in_the_middle_of_a_look_ended_all_further_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = ServerTls(*install("first", tmp_path).values())
+    real = tls._loaded
+
+    def renewed_meanwhile(context: ssl.SSLContext) -> ssl.SSLContext:
+        if context is tls.context:
+            raise SettingsError("the key is another one by now")
+        return real(context)
+
+    install("second", tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(tls, "_loaded", renewed_meanwhile)
+        assert not tls.refresh()
+    install("first", tmp_path)
+    assert tls.refresh()
+
+
+@pytest.mark.parametrize("alone", ["tls_cert_file", "tls_key_file"])
+async def test_a_key_without_its_certificate_meant_plain_http(tmp_path: Path, alone: str) -> None:
+    with pytest.raises(SettingsError, match="--tls-cert-file and --tls-key-file are needed together"):
+        async with running_edge(**{alone: install("first", tmp_path)[alone]}):
+            pass
+
+
 def test_certificate_files_that_do_not_fit_are_refused_at_start(tmp_path: Path) -> None:
     paths = install("first", tmp_path)
     with pytest.raises(SettingsError, match="missing"):

@@ -40,6 +40,20 @@ def test_usage_of_whole_answers(usage: object, expected: Usage) -> None:
     assert usage_of_answer(json.dumps({"choices": [], "usage": usage}).encode()) == expected
 
 
+@pytest.mark.parametrize("figure", [-1, -(10**30), 10**400], ids=["less than none", "far less", "more than a float holds"])
+@pytest.mark.parametrize("field", ["prompt_tokens", "completion_tokens", "cached_tokens"])
+def test_a_good_answer_became_a_500_because_of_a_nonsensical_count(field: str, figure: int) -> None:
+    told = {"prompt_tokens": 9, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}
+    told |= {"prompt_tokens_details": {field: figure}} if field == "cached_tokens" else {field: figure}
+    body = b'{"usage":%b}' % json.dumps(told).encode()
+    expected = {
+        "prompt_tokens": Usage(None, 0, 1),
+        "completion_tokens": Usage(9, 0, None),
+        "cached_tokens": Usage(9, None, 1),
+    }
+    assert usage_of_answer(body) == expected[field]
+
+
 @pytest.mark.parametrize("body", [b"", b"{}", b"not json", b'["usage"]', b'{"usage":', b'{"text":"\\"usage\\""}'])
 def test_no_usage_is_unknown_not_zero(body: bytes) -> None:
     assert usage_of_answer(body) == UNKNOWN

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from prefixpool.api.engine import EngineKind
 from prefixpool_cli import preflight
+from prefixpool_cli.console import shown
 from prefixpool_cli.demo import page, report, show, workload
 from prefixpool_cli.demo.capacity import device_blocks
 from prefixpool_cli.demo.client import RequestFailedError
@@ -82,7 +83,7 @@ async def run(spec: PoolSpec, plan: show.Plan, out: Path, console: Console) -> b
         write(found, samples, out)
     console.print(report.arms_table(found))
     console.print(report.goals_table(found))
-    console.print(f"\nreport: {out / 'report.html'}, {out / 'report.json'}", highlight=False, soft_wrap=True)
+    console.print(shown(f"\nreport: {out / 'report.html'}, {out / 'report.json'}"), highlight=False, soft_wrap=True)
     raise_if_wrong(found, samples)
     return told(found.goals, console)
 
@@ -129,8 +130,8 @@ def plan(requests: int, arms: list[str], concurrency: int, *, check_output: bool
 
 
 def blocks_for(chosen: show.Plan, engine: EngineKind) -> int:
-    """Device blocks that put this workload under pressure."""
-    return device_blocks(chosen.workload, engine, BLOCK_TOKENS)
+    """Device blocks that put this workload under pressure, but at least those of the longest sequence and the null block."""
+    return max(device_blocks(chosen.workload, engine, BLOCK_TOKENS), MAX_MODEL_LEN // BLOCK_TOKENS + 1)
 
 
 def raise_if_wrong(found: report.Report, samples: list[report.ArmTokens]) -> None:

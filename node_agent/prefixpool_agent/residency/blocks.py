@@ -96,7 +96,7 @@ class BlockTrie:
         self.root.blocks, self.root.level, self.root.stored = 0, Tier.DEVICE, True
         self._block_tokens = block_tokens
         self._limit = limit
-        self._refuse = 0  # new blocks to refuse before room is sought again
+        self._refuse: Counter[Tier] = Counter()  # new blocks to refuse before room is sought again for that tier
         self._watcher = watcher
         self._counts = counts
         self._blocks: dict[int, Block] = {}
@@ -123,7 +123,7 @@ class BlockTrie:
         Whether these have one copy more only the caller can know: `add_copies`, `suspect`, or nothing.
         """
         size = self._block_tokens
-        if any(hash_ not in self._blocks for hash_ in event.hashes) and not self._has_room(len(event.hashes)):
+        if any(hash_ not in self._blocks for hash_ in event.hashes) and not self._has_room(len(event.hashes), event.tier):
             return None, []
         if not event.tokens:
             for hash_ in event.hashes:
@@ -146,7 +146,7 @@ class BlockTrie:
 
     def on_disk(self, hash_: int, parent: int | None) -> None:
         """A block that lies on disk, its tokens unknown until an event tells them."""
-        if hash_ not in self._blocks and not self._has_room(1):
+        if hash_ not in self._blocks and not self._has_room(1, Tier.DISK):
             return
         block = self._get(hash_)
         self._place(block, self.root if parent is None else self._get(parent), None)
@@ -233,7 +233,7 @@ class BlockTrie:
         self._suspected.clear()
         self._spent.clear()
         self.root.first = None
-        self._refuse = 0
+        self._refuse.clear()
 
     def _get(self, hash_: int) -> Block:
         block = self._blocks.get(hash_)
@@ -241,19 +241,34 @@ class BlockTrie:
             block = self._blocks[hash_] = Block(hash_)
         return block
 
-    def _has_room(self, wanted: int) -> bool:
-        """Sought before an event is applied, never in the middle of one: a sweep takes blocks that lead nowhere yet."""
+    def _has_room(self, wanted: int, tier: Tier) -> bool:
+        """Sought before an event is applied, never in the middle of one: a sweep takes blocks that lead nowhere yet.
+
+        What is served from farther away yields: a large disk must not keep what is new on the device from being known.
+        """
         if len(self._blocks) < self._limit:
             return True
-        if self._refuse > 0:
-            self._refuse -= wanted
+        if self._refuse[tier] > 0:
+            self._refuse[tier] -= wanted
             self._counts["blocks_refused"] += wanted
             return False
-        for block in [block for block in self._blocks.values() if block.level is Tier.ABSENT]:
-            self._drop(block)  # serves nobody now; all below it is absent, too
-            self._counts["blocks_dropped"] += 1
-        self._refuse = self._limit // 16 if len(self._blocks) >= self._limit else 0
+        # First what serves nobody now; all below it is absent, too.
+        self._drop_all([block for block in self._blocks.values() if block.level is Tier.ABSENT])
+        for farther in (Tier.DISK, Tier.HOST):
+            if farther > tier and len(self._blocks) >= self._limit:
+                self._drop_deepest(farther)
+        self._refuse[tier] = self._limit // 16 if len(self._blocks) >= self._limit else 0
         return len(self._blocks) < self._limit
+
+    def _drop_deepest(self, level: Tier) -> None:
+        """Some of those that are served from there; what is behind a block goes before it."""
+        blocks = sorted((block for block in self._blocks.values() if block.level is level), key=_depth, reverse=True)
+        self._drop_all(blocks[: max(1, self._limit // 16)])
+
+    def _drop_all(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            self._drop(block)
+        self._counts["blocks_dropped"] += len(blocks)
 
     def _place(self, block: Block, parent: Block, tokens: array[int] | None) -> None:
         if block.tokens is None:
@@ -321,6 +336,10 @@ class BlockTrie:
         elif block.parent:
             block.parent.first = block.next
         block.next = block.previous = None
+
+
+def _depth(block: Block) -> int:
+    return block.blocks
 
 
 def _has(block: Block, tier: Tier) -> bool:

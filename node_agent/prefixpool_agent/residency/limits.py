@@ -11,7 +11,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     Measured on CPython 3.11: 350 bytes a block of 16 tokens, 136 bytes a boundary.
     """
 
-    blocks: int = 500_000  # blocks known, resident or leading to resident ones
+    blocks: int = 500_000  # blocks known, resident or leading to resident ones; those farther away yield to nearer ones
     boundaries: int = 1_000_000  # boundaries that hang on known blocks
     remembered: int = 200_000  # boundaries of blocks that are gone, or were saved and are not announced yet
     sessions: int = 4096  # requests between arrival and end; as many ended ones are remembered by id

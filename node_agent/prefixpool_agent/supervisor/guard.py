@@ -62,6 +62,11 @@ def end_left_over(state_file: Path) -> None:
         shm.remove(_names(engine))
 
 
+def left_over_bytes(state_file: Path) -> int:
+    """Of shared memory, held by nobody any more: `end_left_over` frees them."""
+    return shm.unmapped_bytes(_names(_state(state_file).get("engine", {})))
+
+
 def end_groups(state: dict[str, Any]) -> None:
     """SIGKILL the groups of engine and agent; remove the engine's shared memory."""
     engine = state.get("engine", {})

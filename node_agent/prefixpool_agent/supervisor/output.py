@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 _TAIL_BYTES: Final = 8192
 _PIECE_BYTES: Final = 1 << 16
+_PIECES: Final = 16  # at once, more than a pipe holds: a child that writes without a pause must not keep us from all else
 
 
 class Output(Protocol):
@@ -58,16 +59,21 @@ class Relay:
 
     def _readable(self) -> None:
         with suppress(BlockingIOError):
-            while piece := os.read(self._read_end, _PIECE_BYTES):
+            for _ in range(_PIECES):
+                if not (piece := os.read(self._read_end, _PIECE_BYTES)):
+                    self._ended()
+                    return
                 self._tail = (self._tail + piece)[-_TAIL_BYTES:]
                 lines, newline, self._line = (self._line + piece).rpartition(b"\n")
                 _write(lines + newline)
                 if len(self._line) > _PIECE_BYTES:
                     self._flush()
-            self._flush()
-            self._loop.remove_reader(self._read_end)
-            os.close(self._read_end)
-            self._read_end = -1
+
+    def _ended(self) -> None:
+        self._flush()
+        self._loop.remove_reader(self._read_end)
+        os.close(self._read_end)
+        self._read_end = -1
 
     def _flush(self) -> None:
         _write(self._line)

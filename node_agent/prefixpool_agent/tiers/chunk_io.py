@@ -1,8 +1,9 @@
-"""Reading and writing a chunk's file in one go."""
+"""Reading and writing a chunk's file in one go, and finding such files."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from prefixpool_agent.tiers.chunk_file import ChunkError
@@ -35,3 +36,17 @@ def unlink(path: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def files_below(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
+    """By the ends of their names. Raises OSError: what cannot be listed for a moment must not count as gone."""
+    for parent, _, names in os.walk(folder, onerror=_went_or_raise):
+        for name in names:
+            if name.endswith(suffixes):
+                yield Path(parent, name)
+
+
+def _went_or_raise(error: OSError) -> None:
+    """Folders that went meanwhile, or are another user's, hold nothing that is ours."""
+    if not isinstance(error, FileNotFoundError | PermissionError):
+        raise error

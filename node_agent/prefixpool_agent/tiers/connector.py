@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
 from prefixpool.api.kv_cache import Eviction
+from prefixpool.engine_arguments import split
 from prefixpool.errors import SettingsError
 from prefixpool_agent.settings import Device, WorkerSettings
 
@@ -23,6 +25,7 @@ class DiskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     shared: bool  # other engines use the directory, too
     deadline_s: float  # of a read
     setup: str  # settings that change what is computed: chunks made with others are not read
+    adapters: tuple[str, ...] = ()  # where those are that the engine was given, folders or names on the Hub
 
 
 def kv_transfer(settings: WorkerSettings, shm_bytes: int | None = None) -> dict[str, Any] | None:
@@ -65,6 +68,32 @@ def check(settings: WorkerSettings, shm_bytes: int | None) -> None:
         )
 
 
+def adapters(engine_args: Sequence[str]) -> tuple[str, ...]:
+    """Their paths, from values of `--lora-modules` as vLLM takes them: `name=path`, or JSON with a `path`."""
+    found: list[str] = []
+    takes = False
+    for word in engine_args:
+        given = word
+        if word.startswith("-"):
+            flag, _, given = word.partition("=")
+            takes = flag.replace("_", "-") == "--lora-modules"
+        if takes and (path := _path(given)):
+            found.append(path)
+    return tuple(found)
+
+
+def _path(given: str) -> str:
+    """ "" for what the engine refuses."""
+    try:
+        return msgspec.json.decode(given, type=_Adapter).path
+    except msgspec.DecodeError:
+        return given.partition("=")[2]
+
+
+class _Adapter(msgspec.Struct):
+    path: str = ""
+
+
 def _eviction(eviction: Eviction) -> dict[str, str]:
     if eviction is Eviction.WORTH:
         return {"eviction_policy": "WorthPolicy", "cache_policy_module_path": f"{_TIERS}.worth_policy"}
@@ -81,6 +110,7 @@ def _disk(settings: WorkerSettings) -> dict[str, Any] | None:
         shared=settings.disk_kv_shared,
         deadline_s=settings.disk_kv_deadline_s,
         setup=f"{settings.device} {settings.dtype} {settings.kv_cache_dtype} {settings.engine_args}",
+        adapters=adapters(split(settings.engine_args)),
     )
     return {
         "type": "DiskTier",

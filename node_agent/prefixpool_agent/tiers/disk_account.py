@@ -80,7 +80,7 @@ class Account:
     def recount(self, walk: Callable[[], Iterable[tuple[bytes, int]]]) -> None:
         """Put the count right by all files that there are, given as chunk and bytes."""
         with self._lock:
-            begin = self.used
+            begin = self._ledger.read()
             self._walk, self._changed = {id_: Own(size, True) for id_, size in self._writing.items()}, 0
         try:
             seen = dict(walk())

@@ -78,23 +78,33 @@ class Ledger:
     def count(self, change: int, most: int | None = None) -> int:
         """Change `used` under its lock; the new count, or -1 and no change if it would be more than `most`."""
         try:
-            descriptor = os.open(self._used, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                raw = os.pread(descriptor, _COUNT.size, 0)
-                count = max(0, (_COUNT.unpack(raw)[0] if len(raw) == _COUNT.size else 0) + change)
-                if most is not None and count > most:
-                    return -1
-                self.last = count
-                if change:
-                    os.pwrite(descriptor, _COUNT.pack(count), 0)
-                return count
-            finally:
-                os.close(descriptor)
+            return self._change(change, most)
         except OSError as error:
             if change > 0:
                 raise store_error(error) from error
             return 0  # the collector counts again
+
+    def read(self) -> int:
+        """The count, for whoever goes on to change it by what it lacks. Raises StoreError."""
+        try:
+            return self._change(0, None)
+        except OSError as error:
+            raise store_error(error) from error
+
+    def _change(self, change: int, most: int | None) -> int:
+        descriptor = os.open(self._used, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            raw = os.pread(descriptor, _COUNT.size, 0)
+            count = max(0, (_COUNT.unpack(raw)[0] if len(raw) == _COUNT.size else 0) + change)
+            if most is not None and count > most:
+                return -1
+            self.last = count
+            if change:
+                os.pwrite(descriptor, _COUNT.pack(count), 0)
+            return count
+        finally:
+            os.close(descriptor)
 
     def in_place(self) -> bool:
         """False: it was deleted, and perhaps made again by others; the lock that is held is of a file that is gone."""

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from prefixpool_agent.tiers import chunk_file
 from prefixpool_agent.tiers.chunk_file import HEAD_BYTES, NAMESPACE_BYTES, ChunkError, Head
-from prefixpool_agent.tiers.chunk_io import read_whole, unlink, write_all
+from prefixpool_agent.tiers.chunk_io import files_below, read_whole, unlink, write_all
 from prefixpool_agent.tiers.disk_account import Account
 from prefixpool_agent.tiers.disk_ledger import Failure, Ledger, Removal, StoreError, store_error
 from prefixpool_agent.tiers.tally import Tally
@@ -191,6 +191,12 @@ class DiskStore:
 
         Raises StoreError if the directory cannot be used; a directory that was deleted is made again, empty.
         """
+        try:
+            self._look()
+        except OSError as error:
+            raise store_error(error) from error
+
+    def _look(self) -> None:
         if not self._ledger.in_place():
             self.close()
             self.open()
@@ -198,7 +204,9 @@ class DiskStore:
         if self._ledger.collects():
             self._clean()
             self._account.recount(self._sizes_there)
-            self._evict(self.used - self._limits.capacity, Removal.CAPACITY)
+            # Others cannot make room: where there are any, it must not wait until this process writes.
+            wanted = LOW_WATER * self._limits.capacity if self._limits.shared else self._limits.capacity
+            self._evict(self.used - int(wanted), Removal.CAPACITY)
 
     def _make_room(self, id_: bytes, size: int) -> None:
         """Count the chunk in. Raises StoreError if there is no room, and none can be made."""
@@ -258,12 +266,9 @@ class DiskStore:
         return self._directory / id_[:NAMESPACE_BYTES].hex() / key[:2] / f"{key}{SUFFIX}"
 
     def _files(self, *suffixes: str) -> Iterator[Path]:
-        """Of all models: what else lies in the directory is others', whatever it is called."""
+        """Of all models: what else lies in the directory is others', whatever it is called. Raises OSError."""
         for model in self._directory.glob("[0-9a-f]" * 2 * NAMESPACE_BYTES):
-            for folder, _, names in os.walk(model):
-                for name in names:
-                    if name.endswith(suffixes):
-                        yield Path(folder, name)
+            yield from files_below(model, suffixes)
 
     def _discover(self, path: Path) -> bool:
         """A file that this process did not know."""

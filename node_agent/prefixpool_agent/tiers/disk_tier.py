@@ -1,7 +1,8 @@
 """The disk below host memory, as vLLM's scheduler sees it (vLLM 0.32). Nothing here waits for a disk.
 
 Whatever goes wrong below ends in a miss: the engine computes what it does not get. After a failed write the tier takes no
-more for a while, so that a broken disk costs nothing; while all readers hang it holds nothing.
+more for a while, so that a broken disk costs nothing; while all readers hang it holds nothing, and while looks for what
+other engines wrote hang it holds what this one knows.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class DiskTier(SecondaryTierManager):  # type: ignore[misc]
         self._options = given = msgspec.convert(options, DiskOptions)
         self._rows = len(primary_kv_view)
         limits = Limits(given.capacity_bytes, given.free_bytes, given.shared)
-        self._store = DiskStore(Path(given.directory), _namespace(offloading_spec, given.setup), limits, recompute)
+        self._store = DiskStore(Path(given.directory), _namespace(offloading_spec, given), limits, recompute)
         self._care = Care(self._store, shared=given.shared)
         self._mover = StoreMover(self._store, self._care.soon)
         self._transfers = Transfers(
@@ -101,6 +102,7 @@ class DiskTier(SecondaryTierManager):  # type: ignore[misc]
         self._events: list[OffloadingEvent] = []
         self._told: dict[str, int] = {}
         self._questions: queue.SimpleQueue[tuple[OffloadKey, _Asked]] = queue.SimpleQueue()
+        self._looking_since_s = float("inf")  # when the present look at the disk began
         if given.shared:
             threading.Thread(target=self._answer, daemon=True, name="prefixpool-disk-look").start()
         self._care.start()
@@ -124,18 +126,26 @@ class DiskTier(SecondaryTierManager):  # type: ignore[misc]
 
     def _ask(self, key: OffloadKey, asked: _Asked) -> LookupResult:
         """Another engine may have written it."""
-        if key not in asked.found:
+        waits = not (self._overdue(asked.since_s) or self._overdue(self._looking_since_s))
+        if waits and key not in asked.found:
             asked.found[key] = None
             self._questions.put((key, asked))
-        found = asked.found[key]
-        if found is None and time.monotonic() - asked.since_s < self._options.deadline_s:
+        found = asked.found.get(key)
+        if found is None and waits:
             return LookupResult.RETRY
         return LookupResult.HIT if found else LookupResult.MISS
 
+    def _overdue(self, since_s: float) -> bool:
+        return time.monotonic() - since_s >= self._options.deadline_s
+
     def _answer(self) -> None:
+        """Of requests that wait no more nothing is asked: a slow disk would never be done with them."""
         while True:
             key, asked = self._questions.get()
-            asked.found[key] = self._store.exists(key)
+            if not self._overdue(asked.since_s):
+                self._looking_since_s = time.monotonic()
+                asked.found[key] = self._store.exists(key)
+                self._looking_since_s = float("inf")
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """Used, wherever from."""
@@ -173,7 +183,7 @@ class DiskTier(SecondaryTierManager):  # type: ignore[misc]
 
     def drain_jobs(self) -> None:
         """Gives up all jobs: no thread touches host memory behind this, and nothing is waited for."""
-        self._refused += self._results(self._transfers.give_up_all())
+        self._refused = self._results(self._transfers.give_up_all())  # those refused before are among them
 
     def _results(self, ended: list[Ended]) -> list[JobResult]:
         out, self._refused = self._refused, []
@@ -234,7 +244,7 @@ def _asked(context: ReqContext) -> _Asked:
     return asked
 
 
-def _namespace(spec: OffloadingSpec, setup: str) -> bytes:
+def _namespace(spec: OffloadingSpec, options: DiskOptions) -> bytes:
     config = spec.config
     groups = [(group.tokens_per_block, sorted(group.layer_names)) for group in config.groups]
     return namespace(
@@ -252,6 +262,7 @@ def _namespace(spec: OffloadingSpec, setup: str) -> bytes:
             "bytes": config.worker_kv_bytes_per_block,
             "layout": [config.replicated_layout, config.canonical_layout, config.kv_cache_layout],
             "vllm": vllm.__version__,
-            "setup": setup,
+            "setup": options.setup,
         },
+        options.adapters,
     )

@@ -12,6 +12,7 @@ from rich.console import Console
 from prefixpool.api.engine import EngineKind
 from prefixpool.sizing.kv import KvDtype, bytes_per_token
 from prefixpool_agent.engines import sim
+from prefixpool_cli.console import shown
 from prefixpool_cli.demo import command, report, show, workload
 from prefixpool_cli.demo.client import RequestFailedError
 from prefixpool_cli.demo.spill import plan
@@ -65,7 +66,7 @@ def told(found: spill_report.SpillReport, samples: list[report.ArmTokens], out: 
     if found.ttft:
         console.print(spill_report.ttft_table(found))
     console.print(report.goals_table(found))
-    console.print(f"\nreport: {out / 'spill.html'}, {out / 'spill.json'}", highlight=False, soft_wrap=True)
+    console.print(shown(f"\nreport: {out / 'spill.html'}, {out / 'spill.json'}"), highlight=False, soft_wrap=True)
     command.raise_if_wrong(found, samples)
     return command.told(found.goals, console)
 
