@@ -63,7 +63,7 @@ async def test_scaling_down_fails_no_request_and_running_streams_finish(place: P
     await place.until_ready("down", 3)
     client = await place.client_of("down")
     said = [text(f"long {number}", 50) for number in range(24)]  # so many that none of three replicas is passed over
-    async with streams([client], said, tokens=300) as running, traffic([client]) as seen:
+    async with streams([client], said, tokens=300) as running, traffic([client, client]) as seen:
         assert len({stream.replica for stream in running}) == 3
         await seen.more(10)
         await place.kubectl("scale", "inferencepools.prefixpool.dev/down", "--replicas=1")
