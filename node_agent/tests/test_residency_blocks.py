@@ -177,6 +177,18 @@ def test_clearing_leaves_lower_tiers_unless_they_were_cleared_too() -> None:
     assert len(trie) == 0
 
 
+def test_host_memory_that_was_cleared_behind_blocks_on_disk_still_counted() -> None:
+    """The levels before it had not changed, so it was not looked at."""
+    trie = Trie()
+    trie.store([1, 2, 3], None, "CPU")
+    trie.store([1], None, "STORAGE")
+    trie.store([3], 2, "STORAGE")
+    trie.removed([1], H)
+    assert trie.levels() == {1: S, 2: S, 3: S}
+    trie.cleared(external=True)
+    assert trie.levels() == {1: S, 2: A, 3: A}
+
+
 def test_removals_of_unknown_blocks_are_counted() -> None:
     trie = Trie()
     trie.store([1])

@@ -219,8 +219,8 @@ class BlockTrie:
             block.device = 0
             if external:
                 block.host = False
-        for child in self.root.children():
-            self._relevel(child)
+        for block in self._blocks.values():  # not from the root on: what is served from disk is so still, not all behind it
+            self._relevel(block)
         for block in list(self._blocks.values()):
             self._prune(block)
 
