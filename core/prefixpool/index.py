@@ -117,7 +117,10 @@ class PrefixIndex:
     # -- residency
 
     def add(self, column: int, hashes: Sequence[int], depths: Sequence[int], tier: Tier) -> None:
-        """Record boundaries with their token depths. Adding one again spares it from eviction once."""
+        """Record boundaries with their token depths; of several the last word holds, since agents learn.
+
+        Adding one again spares it from eviction once.
+        """
         shards, full = self._shards, self._full
         base = SHIFT + 3 * column
         own, bit, new = 0b111 << base, 1 << base + tier - 1, 0
@@ -131,7 +134,7 @@ class PrefixIndex:
                 if tier == Tier.DISK:
                     self._disk[key & LOW] = 1
             else:
-                value |= SEEN_AGAIN
+                value = value & HOLDERS | SEEN_AGAIN | (depth if depth < MAX_DEPTH else MAX_DEPTH)
             new += not value & own
             shard[key] = value | bit
         self._counts[column] += new

@@ -297,3 +297,15 @@ def test_the_depth_of_one_boundary_is_told_by_whoever_holds_it() -> None:
 def test_a_byte_budget_becomes_a_capacity(columns: int) -> None:
     assert 250_000 < capacity(64 << 20, columns) < 600_000
     assert capacity(0, columns) == SHARDS
+
+
+def test_a_depth_that_an_agent_corrected_was_never_taken_over() -> None:
+    """Agents publish a boundary anew when they know its depth better."""
+    index, keys = PrefixIndex(100_000), keys_of(3, 2)
+    column = index.open_column()
+    index.add(column, keys, [16, 20], Tier.DEVICE)
+    index.add(column, keys[1:], [48], Tier.DEVICE)
+    assert found(index.match(keys, BLOCK), 1) == [(48, 48)]
+    index.add(column, keys[1:], [32], Tier.DEVICE)
+    assert found(index.match(keys, BLOCK), 1) == [(32, 32)]
+    assert index.count(column) == 2
