@@ -21,6 +21,7 @@ from prefixpool.wire import Costs
 
 FORGETTING: Final = 0.995  # a row's weight after 200 newer ones: 37 %
 MIN_ROWS: Final = 3  # fewer say too little to publish
+LEAST_SHARE: Final = 0.5  # of the time that was to be expected: a row of less counts as if it were one of so much
 NOISE_S: Final = 0.005  # absolute noise of a measurement: keeps rows of very short times from dominating
 MIN_STEPS: Final = 3  # decode times of fewer steps are mostly noise
 MIN_UNDISTURBED: Final = 0.3  # of a decode's time must be free of other prefills
@@ -195,8 +196,9 @@ class NonNegativeFit:
         self._b = [0.0] * size
 
     def add(self, row: Sequence[float], value: float) -> None:
-        """`value` > 0; errors count relative to it."""
-        weight = 1.0 / (value + NOISE_S) ** 2
+        """`value` > 0; errors count relative to it, or else one that is far too small would count more than all others."""
+        expected = sum(each * x for each, x in zip(self.solve(), row, strict=True))
+        weight = 1.0 / (max(value, LEAST_SHARE * expected) + NOISE_S) ** 2
         for i, line in enumerate(self._a):
             for j in range(len(line)):
                 line[j] = line[j] * FORGETTING + weight * row[i] * row[j]

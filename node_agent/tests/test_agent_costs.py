@@ -123,6 +123,13 @@ def test_answers_that_are_not_streamed_do_not_hide_the_others() -> None:
     assert len(clean) == 30
 
 
+def test_one_prefill_that_seemed_to_take_no_time_made_prefill_free_for_a_thousand_requests() -> None:
+    good = alone(200)
+    at = good[-1].end_s + 100
+    odd = Served("odd", at, at + 0.001, at + 0.6, 4000, 0, 20, True)
+    assert run([*good, odd]).costs().prefill_s_per_token == pytest.approx(P1, rel=0.2)
+
+
 def test_follows_a_replica_that_became_slower() -> None:
     fast = alone(50)
     start = fast[-1].end_s + 100
