@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,21 @@ def test_calls_are_found_however_their_arguments_are_printed(arguments: str) -> 
     end_of_call = max(i for i, mark in enumerate(chain.marks[: list(chain.marks).index(4)]) if mark == -2)
     before_thanks = shared(ids, BPE.encode(chatml([*turns[:-1], {"role": "user", "content": "#"}])))
     assert before_thanks - 20 <= alignment.depths[end_of_call] <= before_thanks
+
+
+def test_pieces_of_tools_that_the_template_leaves_out_cost_time_as_their_number_times_the_prompt() -> None:
+    """Each was sought in all of the prompt: four seconds of the agent for 40,000 of them, at each look."""
+    tool = {
+        "type": "function",
+        "function": {**TOOL["function"], "x-notes": [f"a note of no use {i}" for i in range(40_000)]},
+    }
+    body = chat(SYSTEM, QUESTION, tools=[tool])
+    shown = json.dumps(TOOL, ensure_ascii=False) + "the router publishes boundaries " * 10_000
+    system, *rest = body["messages"]
+    ids = BPE.encode(chatml([{**system, "content": SYSTEM + "\n" + shown}, *rest]))
+    started = time.process_time()
+    assert whole(ids, body)[1].covered
+    assert time.process_time() - started < 2.0
 
 
 def test_content_that_is_not_in_the_tokens_costs_little_and_credits_nothing() -> None:

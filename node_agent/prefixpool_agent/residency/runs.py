@@ -20,9 +20,11 @@ HEADER_BYTES: Final = 512  # longest template text that is credited to a role ma
 _LITERAL_BYTES: Final = 12  # schema keywords are shorter and repeat: they would mislead a search
 _WINDOW_BYTES: Final = 4096  # how far ahead a content is sought again behind a difference
 _LOST_PROBES: Final = 16  # fruitless searches through all that is left, per request: bounds the work
+_LOST_PIECES: Final = 64  # the same for pieces of JSON, of which templates leave some out
 _MARKERS: Final = (b"<", b"[", b"")  # how markers begin: <|im_end|>, </s>, [/INST]; or the tokens end here
 _MARKER_BYTES: Final = 4  # blanks before one
 _LITERAL: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"')
+_CALLS: Final = b"\x1d"  # how a segment of tool calls begins
 _CALL: Final = re.compile(rb"\x1d[^ \x1d]* ([^\x1d]+)")
 
 
@@ -66,21 +68,23 @@ def find_runs(decoded: bytes, segments: Sequence[Segment], starts: Sequence[int]
         elif segment.kind is SegmentKind.JSON:
             pending.append(_Json(start, segment.data, len(texts)))
     out = Runs(texts, len(decoded))
+    calls = _Finder(decoded)
     for json_segment in reversed(pending):
-        out = _with_json(out, decoded, json_segment, texts)
+        finder = calls if json_segment.data[:1] == _CALLS else _Finder(decoded)
+        out = _with_json(out, finder, json_segment, texts)
     return out
 
 
-def _with_json(runs: Runs, decoded: bytes, segment: _Json, texts: Sequence[Run]) -> Runs:
+def _with_json(runs: Runs, finder: _Finder, segment: _Json, texts: Sequence[Run]) -> Runs:
     units = list(_units(segment.data))
     if not units:
         return runs
     before = segment.before
     low = texts[before - 1].decoded_end if before else 0
-    high = texts[before].decoded if before < len(texts) else len(decoded)
-    if found := _between(decoded, segment.start, units, low, high):
+    high = texts[before].decoded if before < len(texts) else len(finder.decoded)
+    if found := _between(finder, segment.start, units, low, high):
         return runs._replace(runs=[*runs.runs[:before], *found, *runs.runs[before:]])
-    elsewhere = max(decoded.find(form) for form in units[0].forms)
+    elsewhere = max(finder.anywhere(form) for form in units[0].forms)
     if elsewhere < 0:
         return runs  # not printed, or not in the known part of the path
     cap = max((run.decoded_end for run in texts if run.decoded_end <= elsewhere), default=0)
@@ -148,6 +152,27 @@ def common_bytes(a: bytes, i: int, b: bytes, j: int) -> int:
     return low
 
 
+class _Finder:
+    """Looks for pieces of JSON: far ahead only until too many were not there, since clients may send any number of them."""
+
+    def __init__(self, decoded: bytes) -> None:
+        self.decoded = decoded
+        self._patience = self._patience_anywhere = _LOST_PIECES
+
+    def anywhere(self, piece: bytes) -> int:
+        """Position, -1: not found."""
+        at = self.decoded.find(piece) if self._patience_anywhere > 0 else -1
+        self._patience_anywhere -= at < 0
+        return at
+
+    def ahead(self, piece: bytes, low: int, high: int) -> int:
+        """Position between these two, -1: not found."""
+        near = min(high, low + _WINDOW_BYTES)
+        at = self.decoded.find(piece, low, high if self._patience > 0 else near)
+        self._patience -= at < 0 and near < high
+        return at
+
+
 class _Unit(NamedTuple):
     """A piece of JSON that survives being printed anew."""
 
@@ -156,11 +181,12 @@ class _Unit(NamedTuple):
     forms: tuple[bytes, ...]  # to look for
 
 
-def _between(decoded: bytes, start: int, units: Sequence[_Unit], low: int, high: int) -> list[Run]:
+def _between(finder: _Finder, start: int, units: Sequence[_Unit], low: int, high: int) -> list[Run]:
+    decoded = finder.decoded
     found: list[Run] = []
     for unit in units:
         for form in unit.forms:
-            position = decoded.find(form[:PROBE_BYTES], low, high)
+            position = finder.ahead(form[:PROBE_BYTES], low, high)
             length = common_bytes(decoded, position, form, 0) if position >= 0 else 0
             if length and length >= min(len(form), len(decoded) - position):
                 found += _unit_runs(start + unit.offset, unit.raw, form, position, length)
@@ -178,7 +204,7 @@ def _unit_runs(canonical: int, raw: bytes, form: bytes, decoded: int, length: in
 
 
 def _units(data: bytes) -> Iterator[_Unit]:
-    if data[:1] == b"\x1d":  # tool calls: the arguments as a whole
+    if data[:1] == _CALLS:  # tool calls: the arguments as a whole
         for match in _CALL.finditer(data):
             yield _Unit(match.start(1), match[1], (match[1], *_dumped(match[1])))
         return
