@@ -176,6 +176,18 @@ def test_nothing_is_credited_behind_an_image() -> None:
     assert all((depth == UNKNOWN) == (offset > image) for offset, depth in zip(chain.offsets, depths, strict=True))
 
 
+@pytest.mark.parametrize("image", [[BPE.encode("?")[0]] * 64, [10**6] * 64])
+def test_text_that_the_engine_prints_behind_its_image_was_credited_whatever_the_image(image: list[int]) -> None:
+    """vLLM puts the images of a message ahead of its text, where the template says nothing of their place."""
+    question = {"type": "text", "text": "What is this in the picture? Say it in a word or two."}
+    parts = [question, {"type": "image_url", "image_url": {"url": "data:one"}}]
+    body = {"model": "m", "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": parts}]}
+    head = BPE.encode(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n")
+    ids = [*head, *image, *BPE.encode(f"\n{question['text']}<|im_end|>\n<|im_start|>assistant\n")]
+    _, alignment = whole(ids, body)
+    assert len(head) - 20 < max(alignment.depths) <= len(head)
+
+
 def test_ids_without_text_do_not_break_the_alignment() -> None:
     ids = BPE.encode(chatml(chat(SYSTEM, QUESTION)["messages"]))
     chain, alignment = whole([ids[0], 10**6, *ids[1:]], chat(SYSTEM, QUESTION))

@@ -8,12 +8,12 @@ blocks the mapping never over-predicted by more than one).
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from prefixpool.chain import Canonical, PrefixChain, SegmentKind
+from prefixpool.chain import Canonical, PrefixChain, Segment, SegmentKind
 from prefixpool.chain.boundary import CHUNK, CONTENT_END
 from prefixpool_agent.residency.runs import HEADER_BYTES, Runs, find_runs
 from prefixpool_agent.residency.table import TokenTable
@@ -21,6 +21,7 @@ from prefixpool_agent.residency.table import TokenTable
 UNKNOWN: Final = -1  # its place is not on the known part of the path, or nothing may be credited
 SURELY_A_TOKEN_BYTES: Final = 16  # text of this length behind a token contains another token's end
 TOKEN_BYTES: Final = 4  # of a TOKENS segment
+HEADER_TOKENS: Final = 48  # of a role's header, a default system text included; an image has more
 
 
 class Decoded(NamedTuple):
@@ -81,7 +82,7 @@ def align(
     starts, segments = content_starts(chain, len(request.segments))[first:], request.segments[first:]
     decoded = decode(prompt.tokens[base:] if base else prompt.tokens, table)
     runs = find_runs(decoded.text, segments, starts)
-    opaque = next((start for start, s in zip(starts, segments, strict=True) if s.kind is SegmentKind.OPAQUE), None)
+    opaque = _opaque(segments, starts, runs, decoded.ends)
     text = _Text(decoded, runs, prompt.complete, opaque, None if request.generation else chain.total_bytes)
     depths = array("i", [UNKNOWN]) * len(chain.offsets)
     least = base
@@ -108,6 +109,24 @@ def reach(tokens: Sequence[int], table: TokenTable, request: Canonical, chain: P
     starts = content_starts(chain, len(request.segments))
     runs = find_runs(decode(tokens, table).text, request.segments, starts).runs
     return runs[-1].canonical + runs[-1].length if runs else 0
+
+
+def _opaque(segments: Sequence[Segment], starts: Sequence[int], runs: Runs, ends: Sequence[int]) -> int | None:
+    """Canonical offset behind which nothing may be credited: an image's. None: there is no image.
+
+    Some templates have the engine print a message's images ahead of its text (vLLM: whatever the order of the parts). Then
+    the text before the image in the chain stands behind it in the prompt, and another image changes all of that.
+    """
+    at = next((i for i, segment in enumerate(segments) if segment.kind is SegmentKind.OPAQUE), None)
+    if not at:
+        return None if at is None else starts[0]
+    begin, end = starts[at - 1], starts[at - 1] + len(segments[at - 1].data)
+    run = next((run for run in runs.runs if begin <= run.canonical < end), None)
+    if run is None:
+        return starts[at]
+    before = max((each.decoded_end for each in runs.runs if each.canonical < begin), default=0)
+    header = bisect_right(ends, run.decoded) - bisect_left(ends, before)
+    return starts[at] if header <= HEADER_TOKENS else begin - 1
 
 
 def content_starts(chain: PrefixChain, segments: int) -> list[int]:
