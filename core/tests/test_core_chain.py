@@ -77,6 +77,7 @@ BASE = chat(("system", "You are helpful."), ("user", "What is up?"), tools=TOOLS
         ({"tools": []}, {}),
         ({"chat_template": "{{ messages }}"}, {}),
         ({"chat_template_kwargs": {"enable_thinking": False}}, {}),
+        ({"truncate_prompt_tokens": 100}, {}),  # the engine reads the end of the same text
         ({}, {"salt": "tenant"}),
         ({}, {"template": Template(digest="x")}),
     ],

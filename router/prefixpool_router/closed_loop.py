@@ -59,11 +59,22 @@ class Trust:
 
 def comparable(path: str, body: Mapping[str, Any] | None) -> bool:
     """Whether `usage` of this request tells what was cached: vLLM skips the cache for some and sums over others."""
-    if body is None or body.get("prompt_logprobs") is not None:
+    if body is None or _reads_all(body) or _truncates(body):
         return False
     if any(_more_than_one(body.get(field)) for field in ("n", "best_of")):
         return False
     return path != "/v1/completions" or not _is_list_of_prompts(body.get("prompt"))
+
+
+def _reads_all(body: Mapping[str, Any]) -> bool:
+    """Log-probabilities of the prompt need its logits: the engine computes all of it, whatever is cached."""
+    echoes = bool(body.get("echo")) and body.get("logprobs") is not None
+    return echoes or body.get("prompt_logprobs") is not None or body.get("skip_reading_prefix_cache") is True
+
+
+def _truncates(body: Mapping[str, Any]) -> bool:
+    """Perhaps not all of the text is read; which part only the engine knows."""
+    return body.get("truncate_prompt_tokens") is not None or body.get("truncation") not in (None, "disabled")
 
 
 def _more_than_one(value: Any) -> bool:

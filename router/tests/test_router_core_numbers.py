@@ -148,6 +148,13 @@ def test_matches_below_two_blocks_say_nothing() -> None:
         ("/v1/chat/completions", {"n": 2}, False),
         ("/v1/chat/completions", {"prompt_logprobs": 0}, False),
         ("/v1/completions", {"prompt": "text"}, True),
+        ("/v1/completions", {"prompt": "text", "echo": True, "logprobs": 1}, False),  # as evaluations ask: all is computed
+        ("/v1/completions", {"prompt": "text", "echo": True}, True),
+        ("/v1/completions", {"prompt": "text", "logprobs": 1}, True),
+        ("/v1/completions", {"prompt": "text", "skip_reading_prefix_cache": True}, False),
+        ("/v1/completions", {"prompt": "text", "truncate_prompt_tokens": 100}, False),
+        ("/v1/responses", {"input": "text", "truncation": "auto"}, False),
+        ("/v1/responses", {"input": "text", "truncation": "disabled"}, True),
         ("/v1/completions", {"prompt": [1, 2, 3]}, True),
         ("/v1/completions", {"prompt": ["a", "b"]}, False),
         ("/v1/completions", {"prompt": [[1, 2], [3]]}, False),

@@ -28,8 +28,12 @@ _RENDERING: Final = (
     "chat_template_kwargs",
     "continue_final_message",
     "documents",
+    "media_io_kwargs",
     "mm_processor_kwargs",
     "reasoning_effort",
+    "truncate_prompt_tokens",  # what is left of a prompt begins elsewhere
+    "truncation",
+    "truncation_side",
 )
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 _SURROGATES: Final = "surrogatepass"  # JSON allows lone surrogates; a prefix must not fail on them

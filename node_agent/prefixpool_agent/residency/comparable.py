@@ -12,7 +12,9 @@ def comparable(body: Mapping[str, Any]) -> bool:
     # Log-probabilities of the prompt need its logits, so the engine reads nothing from the cache.
     skips = body.get("prompt_logprobs") is not None or body.get("skip_reading_prefix_cache") is True
     echoes = bool(body.get("echo")) and body.get("logprobs") is not None
-    return not (several or skips or echoes or _several_prompts(body.get("prompt")))
+    # Perhaps not all of the text is read; which part only the engine knows.
+    truncates = body.get("truncate_prompt_tokens") is not None or body.get("truncation") not in (None, "disabled")
+    return not (several or skips or echoes or truncates or _several_prompts(body.get("prompt")))
 
 
 def _more_than_one(value: Any) -> bool:
