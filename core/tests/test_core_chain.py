@@ -172,6 +172,14 @@ def test_tool_results_of_anthropic_messages_are_tool_messages() -> None:
     assert chain(as_chat) == chain(as_messages, "/v1/messages")
 
 
+def test_a_request_without_any_role_and_text_has_a_segment_like_any_other() -> None:
+    """The agent ended over one that had none, and over its note again each time it came back."""
+    for content in ([], "", None):
+        request = canonical(CHAT, chat(("", content)))
+        assert request is not None
+        assert len(request.segments) == 1
+
+
 def test_images_count_by_content_and_do_not_hide_the_text_before_them() -> None:
     def seen(url: str) -> PrefixChain:
         return chain(chat(("user", [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": url}}])))
@@ -225,6 +233,21 @@ def test_odd_input_never_raises(odd: list[dict[str, Any]], anything: Any, path: 
     request = canonical(path, body)
     if request is not None:
         prefix_chain(request)
+
+
+def nested(depth: int) -> list[Any]:
+    out: list[Any] = []
+    for _ in range(depth):
+        out = [out]
+    return out
+
+
+@pytest.mark.parametrize("odd", ["\ud800", 1 << 70, nested(5000)])
+def test_arguments_that_cannot_be_written_again_ended_a_request_in_500(odd: Any) -> None:
+    """Read leniently, or just within the limit of nesting, which is a few calls nearer where they are written."""
+    call = {"type": "tool_use", "id": "t", "name": "f", "input": {"x": odd}}
+    assert chain({"model": "m", "messages": [{"role": "assistant", "content": [call]}]}, "/v1/messages").hashes
+    assert chain(chat(("user", "x"), tools=[odd], chat_template_kwargs={"x": odd})).hashes
 
 
 def test_lone_surrogates_do_not_fail() -> None:

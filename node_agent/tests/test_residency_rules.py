@@ -60,6 +60,12 @@ def test_a_boundary_is_published_only_with_its_whole_path(rig: Rig) -> None:
     rig.assert_picture_is_snapshot()
 
 
+def test_a_request_of_one_message_without_role_and_text_ended_the_agent(rig: Rig) -> None:
+    rig.ask(CHAT, {"model": "m", "messages": [{"role": "", "content": []}]}, "an answer " * 20)
+    assert rig.picture
+    rig.assert_picture_is_snapshot()
+
+
 def test_boundaries_below_one_block_live_with_the_first_block(rig: Rig) -> None:
     request = body(SYSTEM, user("x"))
     rig.ask(CHAT, request)

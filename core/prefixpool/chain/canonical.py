@@ -16,6 +16,7 @@ import mmh3
 import msgspec
 
 from prefixpool.chain import dialects
+from prefixpool.chain.dialects import json_bytes
 from prefixpool.wire import Template
 
 SCHEME: Final = b"prefixpool-chain-1"  # changes when equal text would get other hashes
@@ -94,7 +95,7 @@ def _seed(api: bytes, body: Mapping[str, Any], template: Template, salt: str, da
     if api == b"chat":
         parts.append(_bytes(template.digest))
     if not body.keys().isdisjoint(_RENDERING):
-        parts += [name.encode() + _json(body[name]) for name in _RENDERING if body.get(name) is not None]
+        parts += [name.encode() + json_bytes(body[name]) for name in _RENDERING if body.get(name) is not None]
     # Length-prefixed, so that no salt can pretend to be another model's name (peers.md 81).
     return mmh3.mmh3_x64_128_digest(b"".join([len(part).to_bytes(4, "little") + part for part in parts]))
 
@@ -116,7 +117,7 @@ def _chat(conversation: dialects.Conversation, template: Template) -> tuple[tupl
     for message in messages[:leading]:
         segments.extend(_message(message, template))
     if conversation.tools and template.renders_tools:
-        segments.append(Segment("tools", _json(conversation.tools), SegmentKind.JSON))
+        segments.append(Segment("tools", json_bytes(conversation.tools), SegmentKind.JSON))
     lead = len(segments)
     for message in messages[leading:]:
         segments.extend(_message(message, template))
@@ -157,9 +158,9 @@ def _content(role: str, content: Any, template: Template) -> list[Segment]:
             texts.append(text)
             continue
         segments.append(Segment(role, _text("\n".join(texts), template)))
-        segments.append(Segment("part", mmh3.mmh3_x64_128_digest(_json(part)), SegmentKind.OPAQUE))
+        segments.append(Segment("part", mmh3.mmh3_x64_128_digest(json_bytes(part)), SegmentKind.OPAQUE))
         role, texts = "", []
-    if texts or role:
+    if texts or role or not segments:  # never none at all
         segments.append(Segment(role, _text("\n".join(texts), template)))  # vLLM joins text parts with a newline
     return segments
 
@@ -176,9 +177,9 @@ def _part_text(part: Any) -> str | None:
 def _call(call: Any) -> bytes:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
-        return b"\x1d" + _json(call)
+        return b"\x1d" + json_bytes(call)
     arguments = function.get("arguments")
-    raw = _bytes(arguments) if isinstance(arguments, str) else _json(arguments)
+    raw = _bytes(arguments) if isinstance(arguments, str) else json_bytes(arguments)
     return b"\x1d" + _bytes(str(function.get("name", ""))) + b" " + raw
 
 
@@ -192,10 +193,3 @@ def _text(text: str, template: Template) -> bytes:
 
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", _SURROGATES)
-
-
-def _json(value: Any) -> bytes:
-    try:
-        return msgspec.json.encode(value)
-    except (UnicodeEncodeError, TypeError, ValueError, RecursionError, OverflowError):
-        return repr(value).encode("utf-8", _SURROGATES)

@@ -38,6 +38,16 @@ def _chat(body: Mapping[str, Any]) -> Conversation | None:
     return None if messages is None else Conversation(messages, _list(body.get("tools")))
 
 
+def json_bytes(value: Any) -> bytes:
+    """Of anything that JSON can say. Never raises: lone surrogates and numbers beyond 64 bits are written as Python does."""
+    try:
+        return msgspec.json.encode(value)
+    except RecursionError:
+        return b"nested too deeply"  # what lies just within a limit when it is read may not lie within it here
+    except (UnicodeEncodeError, TypeError, ValueError, OverflowError):
+        return repr(value).encode("utf-8", "surrogatepass")
+
+
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
@@ -99,7 +109,7 @@ def _anthropic_block(
     elif kind == "thinking":
         message["reasoning"] = message.get("reasoning", "") + str(block.get("thinking") or "")
     elif kind == "tool_use":
-        arguments = msgspec.json.encode(block.get("input") or {}).decode()
+        arguments = json_bytes(block.get("input") or {}).decode("utf-8", "surrogatepass")
         function = {"name": block.get("name", ""), "arguments": arguments}
         message.setdefault("tool_calls", []).append({"function": function})
     elif kind == "tool_result":
