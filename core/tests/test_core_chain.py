@@ -1,6 +1,7 @@
 """The prefix chain: what must never change, and what must always change it."""
 
 import copy
+import time
 from typing import Any
 
 import msgspec
@@ -178,6 +179,16 @@ def test_a_request_without_any_role_and_text_has_a_segment_like_any_other() -> N
         request = canonical(CHAT, chat(("", content)))
         assert request is not None
         assert len(request.segments) == 1
+
+
+def test_many_short_thoughts_cost_time_as_the_square_of_their_number() -> None:
+    """Each was appended to all before it: eight seconds of the router for 10 MB."""
+    blocks = [{"type": "thinking", "thinking": "x" * 50}] * 100_000
+    started = time.process_time()
+    found = canonical("/v1/messages", {"model": "m", "messages": [{"role": "assistant", "content": blocks}]})
+    assert found is not None
+    assert len(found.segments[0].data) == 5_000_000
+    assert time.process_time() - started < 1.0
 
 
 def test_images_count_by_content_and_do_not_hide_the_text_before_them() -> None:

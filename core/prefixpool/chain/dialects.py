@@ -89,9 +89,12 @@ def _anthropic_turn(turn: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     before: list[Mapping[str, Any]] = []  # tool results become messages of their own, ahead of the turn's text
     message: dict[str, Any] = {"role": turn.get("role")}
     parts: list[Any] = []
+    thoughts: list[str] = []
     for block in content:
         if isinstance(block, Mapping):
-            _anthropic_block(block, message, parts, before)
+            _anthropic_block(block, message, parts, before, thoughts)
+    if thoughts:
+        message["reasoning"] = "".join(thoughts)
     if parts:
         message["content"] = parts
     empty_user = turn.get("role") == "user" and not parts
@@ -99,7 +102,11 @@ def _anthropic_turn(turn: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _anthropic_block(
-    block: Mapping[str, Any], message: dict[str, Any], parts: list[Any], before: list[Mapping[str, Any]]
+    block: Mapping[str, Any],
+    message: dict[str, Any],
+    parts: list[Any],
+    before: list[Mapping[str, Any]],
+    thoughts: list[str],
 ) -> None:
     kind = block.get("type")
     if kind == "text" and block.get("text"):
@@ -107,7 +114,7 @@ def _anthropic_block(
     elif kind == "image":
         parts.append({"type": "image", "source": block.get("source")})
     elif kind == "thinking":
-        message["reasoning"] = message.get("reasoning", "") + str(block.get("thinking") or "")
+        thoughts.append(str(block.get("thinking") or ""))
     elif kind == "tool_use":
         arguments = json_bytes(block.get("input") or {}).decode("utf-8", "surrogatepass")
         function = {"name": block.get("name", ""), "arguments": arguments}
