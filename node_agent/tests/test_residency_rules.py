@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from prefixpool.chain import canonical, prefix_chain
 from prefixpool.note import Arrival, End
 from prefixpool.wire import Tier
 from prefixpool_agent.residency import Limits, TokenTable
+from prefixpool_agent.residency.boundaries import MOST_ON_BLOCK
 from prefixpool_testing.residency_rig import CHAT, COMPLETIONS, DAY, SIZE, TEMPLATE, Rig
 
 MODEL = Path(__file__).parent / "data" / "tiny_model"
@@ -63,6 +65,25 @@ def test_a_boundary_is_published_only_with_its_whole_path(rig: Rig) -> None:
 def test_a_request_of_one_message_without_role_and_text_ended_the_agent(rig: Rig) -> None:
     rig.ask(CHAT, {"model": "m", "messages": [{"role": "", "content": []}]}, "an answer " * 20)
     assert rig.picture
+    rig.assert_picture_is_snapshot()
+
+
+def test_messages_that_the_template_leaves_out_cost_time_as_the_square_of_their_number(rig: Rig) -> None:
+    """All their boundaries hang on the last block before them."""
+    blocks, path = rig.engine.hashes(range(3 * SIZE)), []
+    rig.residency.event(
+        {"type": "BlockStored", "block_hashes": blocks, "parent_block_hash": None}
+        | {"token_ids": list(range(3 * SIZE)), "block_size": SIZE, "medium": "GPU"}
+    )
+    boundaries, trie = rig.residency._boundaries, rig.residency._trie
+    path = [block for hash_ in blocks if (block := trie.placed(hash_))]
+    started = time.process_time()
+    for key in range(1, 20_001):
+        boundaries.attach(key, 2 * SIZE + 1, path)
+    rig.flush()
+    assert time.process_time() - started < 1.0
+    assert 0 < len(boundaries) <= MOST_ON_BLOCK
+    assert (Tier.DEVICE, 20_000) in rig.picture, "the newest stay"
     rig.assert_picture_is_snapshot()
 
 

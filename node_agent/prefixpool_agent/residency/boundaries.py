@@ -25,6 +25,7 @@ from prefixpool_agent.residency.news import News
 from prefixpool_agent.residency.remembered import Facts, Remembered
 
 SNAPSHOT_ROWS: Final = 4096  # boundaries per batch of a snapshot
+MOST_ON_BLOCK: Final = 512  # boundaries: text that the template does not print has marks, but no tokens
 _PUBLISHED: Final = (Tier.DEVICE, Tier.HOST, Tier.DISK)
 _BITS: Final = {Tier.ABSENT: 0, Tier.DEVICE: 1, Tier.HOST: 2, Tier.DISK: 4}
 _TIER_BITS: Final = 3
@@ -249,11 +250,22 @@ class BoundaryMap:
         if len(self._where) >= self._limits.boundaries:
             self._counts["boundaries_refused"] += 1
             return
+        if len(block.facts or ()) >= 2 * MOST_ON_BLOCK:
+            self._drop_older_half(block)
         self._touch(key)
         self._where[key] = block
         # The depth as a difference: small integers cost no memory.
         pair = (key, depth - (block.blocks - 1) * self._size)
         block.facts = [*(block.facts or ()), *pair]
+
+    def _drop_older_half(self, block: Block) -> None:
+        """By halves, and not down to the last one: chains of yesterday yield to those of today, in linear time."""
+        flat = block.facts or []
+        for key in flat[:MOST_ON_BLOCK:2]:
+            self._touch(key)
+            del self._where[key]
+        block.facts = flat[MOST_ON_BLOCK:]
+        self._counts["boundaries_dropped"] += MOST_ON_BLOCK // 2
 
     def _drop_deepest(self, tier: Tier, wanted: int) -> int:
         sizes = Counter(block.blocks for block in self._where.values() if block.level is tier)
