@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from prefixpool import comparable as core
+
 _WEIGHT: Final = 0.1  # of the newest answer in the running means: about the last 20 count
 _DRIFT_AT: Final = 0.5  # of the tokens wrong, on average
 _HEALED_AT: Final = 0.2
@@ -59,26 +61,9 @@ class Trust:
 
 def comparable(path: str, body: Mapping[str, Any] | None) -> bool:
     """Whether `usage` of this request tells what was cached: vLLM skips the cache for some and sums over others."""
-    if body is None or _reads_all(body) or _truncates(body):
-        return False
-    if any(_more_than_one(body.get(field)) for field in ("n", "best_of")):
+    if body is None or not core.comparable(body):
         return False
     return path != "/v1/completions" or not _is_list_of_prompts(body.get("prompt"))
-
-
-def _reads_all(body: Mapping[str, Any]) -> bool:
-    """Log-probabilities of the prompt need its logits: the engine computes all of it, whatever is cached."""
-    echoes = bool(body.get("echo")) and body.get("logprobs") is not None
-    return echoes or body.get("prompt_logprobs") is not None or body.get("skip_reading_prefix_cache") is True
-
-
-def _truncates(body: Mapping[str, Any]) -> bool:
-    """Perhaps not all of the text is read; which part only the engine knows."""
-    return body.get("truncate_prompt_tokens") is not None or body.get("truncation") not in (None, "disabled")
-
-
-def _more_than_one(value: Any) -> bool:
-    return isinstance(value, int) and value > 1
 
 
 def _is_list_of_prompts(prompt: Any) -> bool:

@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from prefixpool import comparable as core
+
 
 def comparable(body: Mapping[str, Any]) -> bool:
-    """False where vLLM sums over several sequences or skips the cache on purpose."""
-    several = any(_more_than_one(body.get(name)) for name in ("n", "best_of"))
-    # Log-probabilities of the prompt need its logits, so the engine reads nothing from the cache.
-    skips = body.get("prompt_logprobs") is not None or body.get("skip_reading_prefix_cache") is True
-    echoes = bool(body.get("echo")) and body.get("logprobs") is not None
-    # Perhaps not all of the text is read; which part only the engine knows.
-    truncates = body.get("truncate_prompt_tokens") is not None or body.get("truncation") not in (None, "disabled")
-    return not (several or skips or echoes or truncates or _several_prompts(body.get("prompt")))
-
-
-def _more_than_one(value: Any) -> bool:
-    return isinstance(value, int) and value > 1
+    """False also where vLLM sums over several prompts."""
+    return core.comparable(body) and not _several_prompts(body.get("prompt"))
 
 
 def _several_prompts(prompt: Any) -> bool:
