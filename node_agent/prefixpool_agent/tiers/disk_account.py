@@ -86,7 +86,6 @@ class Account:
             seen = dict(walk())
             with self._lock:
                 self._ledger.count(drift(seen, self._walk, begin + self._changed))
-                self._walk = None
         finally:
             self._walk = None
 
