@@ -65,6 +65,9 @@ async def test_pods_that_do_not_end_for_a_dead_node_and_for_a_finalizer(place: P
     await place.until("p", "Degraded", "False", "Healthy")
 
 
+@pytest.mark.timeout(
+    300
+)  # orphans are made by the garbage collector, which rests for a minute and more when CRDs came or went
 async def test_a_disk_that_cannot_shrink(place: Place) -> None:
     def cache(size: str) -> dict[str, Any]:
         return {"host": {"memory": "1Gi"}, "disk": {"size": size, "storageClassName": "local"}}

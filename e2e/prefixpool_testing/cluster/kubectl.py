@@ -17,7 +17,7 @@ from prefixpool_testing.cluster.toolchain import tool
 
 RESTRICTED: Final = {"pod-security.kubernetes.io/enforce": "restricted"}
 """Labels of a namespace that takes pods of the restricted profile only."""
-_TIMEOUT_S: Final = 120.0
+_TIMEOUT_S: Final = 300.0  # `delete` waits for the garbage collector
 
 
 class Kubectl:

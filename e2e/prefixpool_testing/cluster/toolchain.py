@@ -19,6 +19,9 @@ from prefixpool_testing.cluster.errors import ClusterError
 
 MODULES: Final = Path(__file__).parents[2] / "cluster" / "go"
 _BUILD_S: Final = 1800.0
+# Compilers collect garbage less, and nothing is told to debuggers, who are never asked: a quarter of what building computes.
+_COMPILER: Final = "-gcflags=all=-dwarf=false"
+_GO: Final = {"CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off", "GOTOOLCHAIN": "local", "GOGC": "800"}
 
 
 class _Group(NamedTuple):
@@ -90,11 +93,11 @@ def _build(key: str, group: _Group, place: Path) -> None:
     print(f"building {names} {version} (once; minutes) ...", flush=True)
     started_s = time.monotonic()
     variables = " ".join(f"-X {name}={version}" for name in group.version_variables)
-    flags = ("-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", f"-s -w {variables}", "-o", f"{place}/")
+    flags = ("-mod=readonly", "-trimpath", "-buildvcs=false", _COMPILER, "-ldflags", f"-s -w {variables}", "-o", f"{place}/")
     done = subprocess.run(
         ["nice", "-n", "15", go, "build", *flags, *group.packages],
         cwd=MODULES / group.folder,
-        env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off", "GOTOOLCHAIN": "local"},
+        env={**os.environ, **_GO},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
