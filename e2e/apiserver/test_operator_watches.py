@@ -28,8 +28,11 @@ async def running(api: ApiServer, name: str, kubeconfig: Path | None = None) -> 
     try:
         await operator.until_leading()
         yield operator
+    except BaseException as error:
+        error.add_note(f"the operator's last words:\n{operator.tail}")
+        raise
     finally:
-        operator.stop()
+        await asyncio.to_thread(operator.stop)  # its last request may go through a proxy in this loop
 
 
 @pytest.mark.parametrize("way", Gone)

@@ -3,8 +3,13 @@
 kopf runs in a thread and event loop of its own: it cancels tasks that are not its own when it ends. Only `on.event`
 handlers are registered, because all others leave finalizers or annotations on objects. When watching ends by itself (a
 server that is down for long, a watch that is refused, a CRD that was deleted), it is started again; until then the resync
-does its work. kopf asks only once which kinds there are, and never watches one that is missing then: it waits for them. A
-namespace that it may not watch ends it, so it is given those that may be read now.
+does its work. kopf asks only once which kinds there are, and never watches one that is missing then: so it begins once they
+are there, and again if the server's discovery was behind. A namespace that it may not watch ends it, so it is given those
+that may be read now.
+
+kopf is ended here, not by itself. It would close its connections under the watches that are left, wait five seconds for
+them, cancel each once, and then wait without end; a watch that is asking the server just then takes that for a pause and
+goes on.
 """
 
 from __future__ import annotations
@@ -17,12 +22,13 @@ from contextlib import suppress
 from typing import Any, Final
 
 import kopf
+from kopf._cogs.structs.references import Insights
 from kubernetes.aio.client import Configuration
 
 from prefixpool_operator import kube
 from prefixpool_operator.changes import EVERYWHERE, MANAGED, owner
 from prefixpool_operator.controller import PoolKey
-from prefixpool_operator.kube import KubeError, Resource
+from prefixpool_operator.kube import KubeError, Resource, UnavailableError
 from prefixpool_operator.metrics import OperatorMetrics
 
 _log = logging.getLogger(__name__)
@@ -32,6 +38,8 @@ _LONGEST_PAUSE_S: Final = 30.0
 _STEADY_S: Final = 60.0  # what went well for so long starts again with the first pause
 _LOOK_S: Final = 60.0  # between two looks at which namespaces may be read
 _STOP_S: Final = 5.0
+_CANCEL_S: Final = 0.5  # before what was cancelled and is still there is cancelled again
+_PAUSES: Final = "pause-waiter"  # tasks of this name end with their watches, which would take it for a pause otherwise
 
 
 class Triggers:
@@ -84,16 +92,16 @@ class Triggers:
             if not ended.done():
                 ended.set_result(why)
 
-        def live() -> None:
+        async def live() -> None:
             why: BaseException | None = None
             try:
-                asyncio.run(self._operator(loop, stop, namespaces))
+                await self._operator(loop, stop, namespaces)
             except BaseException as error:  # noqa: BLE001 -- the end of the thread; whoever waits decides
                 why = error
             with suppress(RuntimeError):  # nobody waits any more
                 loop.call_soon_threadsafe(tell, why)
 
-        threading.Thread(target=live, name="kopf", daemon=True).start()
+        threading.Thread(target=lambda: asyncio.run(live()), name="kopf", daemon=True).start()
         try:
             return await self._until(ended, namespaces)
         finally:
@@ -117,9 +125,11 @@ class Triggers:
         for resource in (kube.POOL, *self._kinds):
             names = (resource.group, resource.api_version.rpartition("/")[2], resource.plural)
             kopf.on.event(*names, id=resource.plural, registry=registry)(self._handler(resource, loop))
+        insights = Insights()
         try:
-            await kopf.operator(
+            tasks = await kopf.spawn_tasks(
                 registry=registry,
+                insights=insights,
                 settings=self._settings(),
                 standalone=True,
                 # Unused, but without one kopf asks for the user's name, and a container's user has none.
@@ -128,8 +138,21 @@ class Triggers:
                 namespaces=() if namespaces == EVERYWHERE else namespaces,
                 stop_flag=stop,
             )
+            discovery = asyncio.create_task(self._discovered(insights))
+            done, _ = await asyncio.wait({*tasks, discovery}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stop.set()  # a thread of this loop waits for it, and the loop does not end before that thread
+            await _end_others()
+        for task in done:
+            task.result()
+
+    async def _discovered(self, insights: Insights) -> None:
+        """Never returns; UnavailableError: a kind is missing, which kopf would not watch as long as it lives."""
+        await insights.ready_resources.wait()
+        found = {(one.group, one.plural) for one in insights.watched_resources}
+        if missing := [one.plural for one in (kube.POOL, *self._kinds) if (one.group, one.plural) not in found]:
+            raise UnavailableError(f"the API server does not tell of {', '.join(missing)} yet")
+        await asyncio.Event().wait()
 
     def _handler(self, resource: Resource, loop: asyncio.AbstractEventLoop) -> Callable[..., Awaitable[None]]:
         def key_of(body: Mapping[str, Any]) -> PoolKey:
@@ -146,6 +169,7 @@ class Triggers:
 
     def _settings(self) -> kopf.OperatorSettings:
         settings = kopf.OperatorSettings()
+        settings.process.ultimate_exiting_timeout = None  # else it kills the process that long after it began to end
         settings.posting.enabled = False
         settings.scanning.disabled = True  # kinds are fixed, and no right to list CRDs and namespaces is needed
         settings.networking.request_timeout = self._timeout_s
@@ -174,3 +198,16 @@ class Triggers:
             private_key_path=found.key_file,
             proxy_url=found.proxy,
         )
+
+
+async def _end_others() -> None:
+    """All other tasks of this loop. Those that do not listen are left to themselves: watching starts again without them."""
+    loop, this = asyncio.get_running_loop(), asyncio.current_task()
+    until_s = loop.time() + _STOP_S
+    while left := {task for task in asyncio.all_tasks() if task is not this}:
+        if loop.time() > until_s:
+            _log.warning("some of what watched does not end", extra={"tasks": sorted(task.get_name() for task in left)})
+            return
+        for task in {task for task in left if not task.get_name().startswith(_PAUSES)} or left:
+            task.cancel()
+        await asyncio.wait(left, timeout=_CANCEL_S)
