@@ -80,11 +80,15 @@ class ToyCluster:
     def reconcile(self) -> Plan:
         """Plan, act, write status."""
         found = self.plan()
+        self.carry_out(found)
+        return found
+
+    def carry_out(self, found: Plan) -> None:
+        """What was planned, perhaps a while ago."""
         for action in found.actions:
             self._do(action)
         if found.status_changed:
             self.pool["status"] = json.loads(json.dumps(found.status))
-        return found
 
     def _do(self, action: Action) -> None:
         match action:

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from prefixpool_operator.actions import Plan
 from prefixpool_operator.observed import Raw
 from prefixpool_testing.agent_info import info
 from prefixpool_testing.toy_cluster import SETTINGS, ToyCluster, pool
@@ -29,6 +30,7 @@ class Rollouts(RuleBasedStateMachine):
         self.cluster = ToyCluster(pool({"replicas": replicas, "rollout": {"maxUnavailable": unavailable}}))
         self.cluster.run()
         self.image = 1
+        self.planned: Plan | None = None
 
     def available(self) -> int:
         return sum(
@@ -48,10 +50,26 @@ class Rollouts(RuleBasedStateMachine):
     @rule(looks=st.integers(1, 4), seen=st.booleans())
     def operator(self, looks: int, seen: bool) -> None:
         """Several times in a row, with or without Kubernetes doing anything between."""
+        self.act()
         for _ in range(looks):
             self.cluster.reconcile()
             if seen:
                 self.cluster.controllers()
+
+    @rule()
+    def look(self) -> None:
+        """What is planned now is carried out later: the operator, too, may wait for a processor."""
+        self.planned = self.planned or self.cluster.plan()
+
+    @rule()
+    def act(self) -> None:
+        planned, self.planned = self.planned, None
+        if planned is not None:
+            self.cluster.carry_out(planned)
+
+    @rule()
+    def kubernetes(self) -> None:
+        self.cluster.controllers()
 
     @rule(data=st.data())
     def kubelet(self, data: st.DataObject) -> None:
@@ -83,6 +101,7 @@ class Rollouts(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "cluster"):
             return
+        self.act()
         self.cluster.edit_spec("kubectl", engine={"extraArgs": ["--good"]})
         self.cluster.run(200, comes_up=_comes_up)
         assert self.cluster.said()["Progressing"] == "False Settled"
