@@ -10,8 +10,16 @@ forget everything known of this replica.
 Boundary hashes travel as packed little-endian u64, token depths as packed little-endian u32 (`array('Q')`, `array('I')`
 on little-endian hosts), because a snapshot of 100,000 boundaries is common and must decode in milliseconds.
 
-Versioning: `VERSION` changes when an old reader would misread; unknown fields are ignored and new ones have defaults, so
-that adding a field does not change it. On a version it does not know the agent closes with code 4400 and says so.
+Versioning: `VERSION` changes when an old reader would misread. On another one than its own the agent closes with code 4400
+and says so; routers then go by what they sent. Additions do not change it, because while a pool is upgraded both sides of an
+addition talk to one another, also by `/info`:
+
+- a new field has a default, and is ignored where it is not known;
+- a new message, and one about a new tier, is ignored where it is not known (`Unknown`);
+- a new state, mode, cause or phase, which are words in lower case, is read as the one that its enum names for that. One that
+  this would mislead needs a field of its own.
+
+Whatever else does not fit is nonsense, and ends the stream.
 """
 
 from __future__ import annotations
@@ -19,10 +27,16 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
-from enum import IntEnum, StrEnum
-from typing import Final
+from typing import Final, TypeVar, get_args
 
 import msgspec
+
+from prefixpool.wire_words import DiskCause as DiskCause
+from prefixpool.wire_words import DrainPhase as DrainPhase
+from prefixpool.wire_words import Mode as Mode
+from prefixpool.wire_words import State as State
+from prefixpool.wire_words import Tier as Tier
+from prefixpool.wire_words import is_word
 
 VERSION: Final = 1
 CLOSE_VERSION: Final = 4400  # WebSocket close code: wire version not understood
@@ -30,33 +44,6 @@ CLOSE_UNAUTHORISED: Final = 4401
 LOAD_INTERVAL_S: Final = 0.05  # load is sent on change, at most this often
 HEARTBEAT_S: Final = 1.0  # and at least this often, so that silence means a dead agent
 STALE_AFTER_S: Final = 2.5  # a stream silent for so long counts as lost: routers reach the new state within 2-3 s
-
-
-class Tier(IntEnum):
-    """Where a replica's blocks are. Smaller is nearer. ABSENT never travels as a published tier."""
-
-    ABSENT = 0
-    DEVICE = 1
-    HOST = 2
-    DISK = 3
-
-
-class Mode(StrEnum):
-    """How much routers know of a replica's cache (design: 4.7)."""
-
-    PRECISE = "precise"  # an agent with events
-    APPROXIMATE = "approximate"  # what was sent there, with a TTL
-    NONE = "none"  # load only
-
-
-class State(StrEnum):
-    """Life of one engine, as its agent sees it."""
-
-    STARTING = "starting"
-    READY = "ready"
-    FENCED = "fenced"  # draining: finishes what runs, takes nothing new
-    STOPPED = "stopped"
-    FAILED = "failed"  # given up; the reason says why
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -152,18 +139,6 @@ class Costs(msgspec.Struct, frozen=True, tag="costs", kw_only=True, omit_default
         return self.disk_s_per_token or self.host_s_per_token
 
 
-class DiskCause(StrEnum):
-    """Why a disk tier fails. Names of a metric's label."""
-
-    HANGS = "hangs"  # no answer at all
-    LATE = "late"  # beyond the deadline of reads or writes
-    FULL = "full"  # the file system's
-    READ_ONLY = "read_only"
-    DENIED = "denied"
-    DAMAGED = "damaged"  # files are not what was written
-    BROKEN = "broken"  # any other error of the system
-
-
 class DiskProblem(msgspec.Struct, frozen=True, kw_only=True):
     """A disk tier that fails gives misses: requests go on, and compute what it should have kept."""
 
@@ -251,17 +226,6 @@ class DrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     wait: bool = False  # answer when done instead of at once (202)
 
 
-class DrainPhase(StrEnum):
-    """Steps of a drain, in order (design: 6)."""
-
-    NONE = "none"
-    FENCING = "fencing"
-    WAITING = "waiting"  # for in-flight 0 or the deadline
-    STOPPING = "stopping"
-    CLEANING = "cleaning"
-    DONE = "done"
-
-
 class DrainStatus(msgspec.Struct, frozen=True, kw_only=True):
     """`GET /drain`, and the answer of `POST` and `DELETE /drain` (DELETE lifts a fence that has not stopped the engine)."""
 
@@ -272,9 +236,29 @@ class DrainStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class Unknown(msgspec.Struct, frozen=True):
+    """Stands for a message that a newer version may send, and this one can do nothing with: it is to be ignored."""
+
+    what: str
+
+
+class _Head(msgspec.Struct, frozen=True):
+    type: str
+
+
+class _Tiered(msgspec.Struct, frozen=True):
+    tier: int
+
+
+M = TypeVar("M")
+
 _to_router = msgspec.msgpack.Decoder(FromAgent)
 _to_agent = msgspec.msgpack.Decoder(FromRouter)
+_head = msgspec.msgpack.Decoder(_Head)
+_tiered = msgspec.msgpack.Decoder(_Tiered)
 _encoder = msgspec.msgpack.Encoder()
+_KNOWN: Final = frozenset(kind.__struct_config__.tag for kind in (*get_args(FromAgent), *get_args(FromRouter)))
+_OF_A_TIER: Final = frozenset(kind.__struct_config__.tag for kind in (Publish, Retract))
 
 
 def encode(message: FromAgent | FromRouter) -> bytes:
@@ -282,14 +266,35 @@ def encode(message: FromAgent | FromRouter) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_from_agent(frame: bytes) -> FromAgent:
+def decode_from_agent(frame: bytes) -> FromAgent | Unknown:
     """Raises msgspec.DecodeError (bad MessagePack) or msgspec.ValidationError (wrong shape)."""
-    return _to_router.decode(frame)
+    return _read(_to_router, frame)
 
 
-def decode_from_router(frame: bytes) -> FromRouter:
+def decode_from_router(frame: bytes) -> FromRouter | Unknown:
     """Raises msgspec.DecodeError or msgspec.ValidationError."""
-    return _to_agent.decode(frame)
+    return _read(_to_agent, frame)
+
+
+def _read(decoder: msgspec.msgpack.Decoder[M], frame: bytes) -> M | Unknown:
+    try:
+        return decoder.decode(frame)
+    except msgspec.ValidationError:
+        if found := _unknown(frame):
+            return found
+        raise
+
+
+def _unknown(frame: bytes) -> Unknown | None:
+    """None: no version would say that."""
+    try:
+        kind = _head.decode(frame).type
+        if kind not in _KNOWN:
+            return Unknown(f"message {kind}") if is_word(kind) else None
+        tier = _tiered.decode(frame).tier if kind in _OF_A_TIER else 0
+    except msgspec.ValidationError:
+        return None
+    return Unknown(f"{kind} of tier {tier}") if tier > max(Tier) else None
 
 
 def pack_hashes(hashes: Sequence[int]) -> bytes:

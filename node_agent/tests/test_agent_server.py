@@ -188,6 +188,18 @@ async def test_nonsense_after_the_greeting_ends_that_stream_only(
                 pass
 
 
+async def test_an_addition_of_a_newer_router_ended_its_stream(client: Client, world: World) -> None:
+    async with client.ws_connect("/stream", headers=KEY) as socket:
+        await socket.send_bytes(wire.encode(wire.Hello(router="r")))
+        await client.post("/drain", headers=KEY, json={"stop": False})
+        await socket.send_bytes(msgspec.msgpack.encode({"type": "promise", "until_s": 7}))
+        await socket.send_bytes(msgspec.msgpack.encode({"type": "fence_ack", "epoch": 1, "of": "r"}))
+        async with asyncio.timeout(5):
+            while world.publisher.unacknowledged():  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert world.publisher.connected == 1
+
+
 async def test_router_that_never_reads_is_cut_off(client: Client, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prefixpool_agent.server.SEND_S", 0.05)
     async with client.ws_connect("/stream", headers=KEY) as socket:

@@ -35,7 +35,9 @@ _REASONS: Final = {
 }
 
 
-_News = wire.SnapshotBegin | wire.SnapshotEnd | wire.Publish | wire.Retract | wire.Load | wire.Costs | wire.Status
+_News = (
+    wire.SnapshotBegin | wire.SnapshotEnd | wire.Publish | wire.Retract | wire.Load | wire.Costs | wire.Status | wire.Unknown
+)
 
 
 class AgentSink(Protocol):
@@ -182,6 +184,8 @@ class AgentStream:
                 sink.status_changed(message)
             case wire.Costs():
                 sink.costs_measured(_sane(message))
+            case wire.Unknown():
+                _log.debug("a newer agent says more than this router understands", extra={"what": message.what})
 
     async def _publish(self, message: wire.Publish) -> None:
         """Apply in small pieces, one a turn of the event loop over all streams, so that snapshots never stall requests."""

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -103,6 +104,12 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_tasks, "TICK_S", 0.02)
     defaults = AgentStream.__init__.__kwdefaults__
     monkeypatch.setitem(defaults, "stale_after_s", 0.1)
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No connection is lost by mere silence."""
+    monkeypatch.setitem(AgentStream.__init__.__kwdefaults__, "stale_after_s", 60.0)
 
 
 @pytest.fixture
@@ -239,6 +246,9 @@ async def test_a_fence_is_acknowledged_after_the_replica_is_out(agent: FakeAgent
         (wire.encode(wire.Costs(decode_step_s=-1.0)), "no durations"),
         (wire.encode(wire.Welcome(replica="a", epoch=1)), "Welcome must come first, and once"),
         (wire.encode(wire.Welcome(replica="a", epoch=1))[:-3], "nonsense"),
+        (msgspec.msgpack.encode({"type": "status", "state": "Ready!", "epoch": 1}), "nonsense"),
+        (msgspec.msgpack.encode({"type": ""}), "nonsense"),
+        (msgspec.msgpack.encode({"type": "fence_ack", "epoch": 1}), "nonsense"),
     ],
 )
 async def test_nonsense_ends_the_stream_not_the_router(agent: FakeAgent, engine: str, frame: bytes, says: str) -> None:
@@ -260,6 +270,39 @@ async def test_a_defect_met_through_one_agent_is_told_and_does_not_freeze_its_re
             await until(lambda: "defect of this router: ZeroDivisionError" in watch.verdict[2])
         await until(lambda: watch.verdict == (True, Mode.PRECISE, ""))
         assert watch.depth() == DEPTHS[0]
+
+
+@pytest.mark.parametrize(
+    "addition",
+    [
+        {"type": "ledger", "reserved": [1, 2]},
+        {"type": "publish", "tier": 4, "hashes": wire.pack_hashes(HASHES), "depths": wire.pack_depths(DEPTHS)},
+        {"type": "retract", "tier": 4, "hashes": wire.pack_hashes(HASHES)},
+        {"type": "load", "inflight": 0, "speculating": True},
+    ],
+)
+async def test_an_addition_of_a_newer_agent_ended_the_stream(
+    agent: FakeAgent, patience: None, addition: dict[str, object]
+) -> None:
+    async with heartbeat(agent), watching(agent) as watch:
+        await agent.hold(HASHES[:1], DEPTHS[:1])
+        await until(lambda: watch.verdict == (True, Mode.PRECISE, "") and watch.depth() == DEPTHS[0])
+        await agent.send_raw(msgspec.msgpack.encode(addition))
+        await agent.hold(HASHES[1:], DEPTHS[1:])
+        await until(lambda: watch.depth() == DEPTHS[-1])
+        assert agent.connections == 1
+
+
+async def test_a_state_that_only_newer_agents_know_ended_the_stream(agent: FakeAgent, patience: None) -> None:
+    """Now the replica gets nothing new, and goes on with what it has."""
+    async with heartbeat(agent), watching(agent) as watch:
+        await until(lambda: watch.verdict == (True, Mode.PRECISE, ""))
+        told = {"type": "status", "state": "sleeping", "epoch": agent.status.epoch, "reason": "asleep until asked"}
+        await agent.send_raw(msgspec.msgpack.encode(told))
+        await until(lambda: watch.fleet.verdict("a").why == "engine is fenced: asleep until asked")
+        await agent.tell(State.READY)
+        await until(lambda: watch.verdict == (True, Mode.PRECISE, ""))
+        assert agent.connections == 1
 
 
 async def test_another_version_is_named(agent: FakeAgent) -> None:
