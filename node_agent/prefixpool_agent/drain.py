@@ -40,6 +40,7 @@ class Plan(NamedTuple):
     ack_until_s: float
     deadline_s: float
     forced: bool = False
+    failed: bool = False  # the engine could not be stopped: it may run on
     reason: str = ""
 
 
@@ -106,9 +107,12 @@ class Drain:
         return self._plan is not None
 
     def start(self, request: DrainRequest) -> DrainStatus:
-        """Idempotent: a running or finished drain is returned as it is; one that only fenced may be asked to stop, too."""
+        """Idempotent: a running or finished drain is returned as it is.
+
+        One that only fenced may be asked to stop, too, and one that could not stop the engine to try again.
+        """
         upgrade = self._plan is not None and request.stop and not self._plan.stop
-        if self._plan is None or upgrade:
+        if self._plan is None or upgrade or self._plan.failed:
             self._cancel()
             self._set(begin(request, self._clock(), self._ack_s))
             self._actions.fence(True)
@@ -124,11 +128,12 @@ class Drain:
     def lift(self) -> DrainStatus:
         """Accept requests again, also after a fence that an agent before this one set.
 
-        Raises DrainRefusedError once the engine is being stopped.
+        Raises DrainRefusedError once the engine is being stopped, unless that failed.
         """
         if (
             self._plan is not None
             and self._plan.stop
+            and not self._plan.failed
             and self._plan.phase in (DrainPhase.STOPPING, DrainPhase.CLEANING, DrainPhase.DONE)
         ):
             raise DrainRefusedError("the engine was stopped by this drain; start the replica again instead")
@@ -179,7 +184,8 @@ class Drain:
             await self._actions.stop_engine()
         except PrefixpoolError as error:
             log.error("drain could not stop the engine", extra={"error": str(error)})  # noqa: TRY400  not a bug of ours
-            self._set(plan._replace(phase=DrainPhase.DONE, reason=f"{plan.reason}; stopping failed: {error}"))
+            reason = f"{plan.reason}; stopping failed: {error}"
+            self._set(plan._replace(phase=DrainPhase.DONE, failed=True, reason=reason))
             return
         self._set(plan._replace(phase=DrainPhase.CLEANING))
         await self._actions.clean()

@@ -150,6 +150,25 @@ async def test_supervisor_that_does_not_answer_is_in_the_status(world: World) ->
 
 
 @pytest.mark.looptime
+async def test_a_drain_that_could_not_stop_the_engine_could_neither_be_lifted_nor_tried_again(world: World) -> None:
+    world.inflight = world.unacknowledged = 0
+    world.stop_error = SupervisorError("supervisor: no answer")
+    drain = Drain(world, ack_s=2.0, clock=asyncio.get_running_loop().time)
+    drain.start(DrainRequest())
+    await drain.wait()
+    assert drain.lift().phase is DrainPhase.NONE
+    assert world.did[-2:] == ["lift", "none"]
+    for attempt in range(2):
+        drain.start(DrainRequest())
+        status = await drain.wait()
+        assert ("stopping failed" in status.reason) is (attempt == 0)
+        world.stop_error = None
+    assert world.did[-4:] == ["stop", "cleaning", "clean", "done"]
+    with pytest.raises(DrainRefusedError):
+        drain.lift()
+
+
+@pytest.mark.looptime
 async def test_engine_that_was_started_again_ends_the_drain_that_stopped_it(world: World) -> None:
     world.inflight = world.unacknowledged = 0
     drain = Drain(world, ack_s=2.0, clock=asyncio.get_running_loop().time)
