@@ -17,6 +17,7 @@ from typing import Any, Final
 from prefixpool import note as notes
 from prefixpool.wire import Costs, Tier
 from prefixpool_agent.costs import CostModel, Served, Timeline
+from prefixpool_agent.defect import log_defect
 from prefixpool_agent.kv_order import Batch
 from prefixpool_agent.load import Backlog
 from prefixpool_agent.metrics import AgentMetrics
@@ -128,13 +129,20 @@ class Follower:
             self.flush()
 
     def flush(self) -> None:
-        """Map and publish now."""
+        """Map and publish now. A bug of ours costs what it was met in: one request's places, at worst the picture."""
         self._dirty.clear()
         if self._residency is None:
             return
-        with self._metrics.flush_seconds.time():
-            changes = self._residency.flush()
-            self._publisher.publish(changes.publish, changes.retract)
+        try:
+            with self._metrics.flush_seconds.time():
+                changes = self._residency.flush()
+                self._publisher.publish(changes.publish, changes.retract)
+        except Exception as error:  # noqa: BLE001  the agent would end, and meet it again
+            log_defect(log, "what changed could not be published, starting a new picture", error)
+            self._metrics.flushes_broken.inc()
+            self._start_over("a bug of the agent")
+        while self._residency.defects:
+            log_defect(log, "a request's boundaries could not be placed", self._residency.defects.popleft())
 
     def _touch(self) -> None:
         self.changed_since_save = True
@@ -184,9 +192,12 @@ class Follower:
         """The event stream had a hole: start over, and let the engine tell again what it reuses."""
         log.warning("KV events were lost, starting a new picture", extra={"reason": reason})
         self._metrics.events_lost.inc()
+        self._start_over("events lost")
+
+    def _start_over(self, reason: str) -> None:
         if self._residency is not None:
             self._residency.reset()
-        self._publisher.restart("events lost")
+        self._publisher.restart(reason)
         self.heal()
 
     def kv_replayed(self, batches: int) -> None:

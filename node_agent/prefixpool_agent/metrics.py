@@ -13,7 +13,14 @@ from prefixpool_agent.residency import Residency
 from prefixpool_agent.tier_metrics import TierMetrics
 
 PREDICTION_TOKENS: Final = (0, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384)
-SNAPSHOT_REASONS: Final = ("connected", "engine restarted", "engine ended", "events lost", "router too slow")
+SNAPSHOT_REASONS: Final = (
+    "connected",
+    "engine restarted",
+    "engine ended",
+    "events lost",
+    "router too slow",
+    "a bug of the agent",
+)
 
 
 class AgentMetrics:
@@ -41,6 +48,7 @@ class AgentMetrics:
             "Time of one residency flush, during which nothing else runs",
             (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1),
         )
+        self.flushes_broken = counter("flushes_broken", "Flushes that a bug of the agent ended, and a new picture began")
         self.save_seconds = histogram(
             "save_seconds", "Time of one save of the residency map", (0.003, 0.01, 0.03, 0.1, 0.3, 1)
         )

@@ -16,6 +16,7 @@ import msgspec
 
 from prefixpool import note as notes
 from prefixpool.errors import WireError
+from prefixpool_agent.defect import log_defect
 from prefixpool_agent.pacing import Pace
 
 SEEN_IDS: Final = 8 * notes.RING_NOTES  # rings of eight API server processes
@@ -162,8 +163,7 @@ class Notes:
         try:
             self._take(message, pid)
         except Exception as error:  # noqa: BLE001  it would come again with every ring, and must not cost the other notes
-            # Only the kind of the error: its text could quote a prompt.
-            log.error("a note could not be digested", extra={"error": type(error).__name__})  # noqa: TRY400
+            log_defect(log, "a note could not be digested", error)
             self._sink.note_bad()
 
     def _take(self, message: notes.FromGate, pid: int) -> None:

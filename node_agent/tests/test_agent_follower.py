@@ -14,6 +14,7 @@ from prefixpool_agent.kv_order import Batch
 from prefixpool_agent.metrics import AgentMetrics
 from prefixpool_agent.publisher import Publisher
 from prefixpool_agent.residency import Limits, Residency
+from prefixpool_agent.residency.sessions import Session
 from prefixpool_agent.sim.template import ChatTemplate
 from prefixpool_agent.sim.tokenizer import SimTokenizer, token_bytes
 
@@ -118,6 +119,48 @@ def test_a_served_request_is_published(rig: Rig) -> None:
     rig.arrive("a")
     rig.store("a")
     rig.finish("a", cached=0)
+    assert rig.published()
+
+
+def test_a_bug_met_in_one_requests_text_ended_the_agent(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = rig.residency._placer.place
+
+    def broken(session: Session, *rest: Any) -> None:
+        if session.id == "bad":
+            raise ValueError("secret prompt")
+        place(session, *rest)
+
+    monkeypatch.setattr(rig.residency._placer, "place", broken)
+    for id_, prompt, base in (("bad", "twenty to one " * 40, 500), ("good", PROMPT, 1)):
+        rig.arrive(id_, prompt)
+        rig.store(id_, prompt, base)
+    rig.follower.flush()
+    assert rig.published(), "of the other request"
+    assert rig.residency.counts["placing_broke"] == 1
+    assert rig.residency.sessions == 1
+    assert "a request's boundaries could not be placed" in caplog.text
+    assert "secret prompt" not in caplog.text
+    rig.finish("bad", cached=0, prompt="twenty to one " * 40)
+    rig.finish("good", cached=0)
+    assert rig.residency.counts["placing_broke"] == 1, "it is not met again"
+
+
+def test_a_bug_met_while_publishing_ended_the_agent(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Now routers get a new picture, and the engine tells anew what it reuses."""
+    with monkeypatch.context() as broken:
+        broken.setattr(rig.publisher, "publish", lambda *_: 1 // 0)
+        rig.arrive("a")
+        rig.store("a")
+        rig.finish("a", cached=0)
+    assert rig.count("flushes_broken_total") == 1
+    assert rig.sent == [note.ReportFull(HEAL_REQUESTS)]
+    begun = next(message for message in rig.drain() if isinstance(message, wire.SnapshotBegin))
+    assert (begun.reason, begun.boundaries) == ("a bug of the agent", 0)
+    rig.arrive("b")
+    rig.store("b")
+    rig.finish("b", cached=0)
     assert rig.published()
 
 

@@ -7,7 +7,7 @@ boundaries are placed. Rules that bind are in research/residency.md; each has a 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -28,6 +28,7 @@ from prefixpool_agent.residency.sessions import Session, Sessions
 from prefixpool_agent.residency.table import TokenTable
 
 _DEFAULT: Final = Limits()
+_DEFECTS: Final = 16
 
 
 class Finished(NamedTuple):
@@ -60,6 +61,7 @@ class Residency:
         self._sessions = Sessions(limits, self.counts)
         self._placer = Placer(table, block_tokens, template, self._boundaries, self.counts)
         self._dirty: dict[str, None] = {}
+        self.defects: deque[Exception] = deque(maxlen=_DEFECTS)  # each ended one request's placing; whoever flushes tells
         self.lives = 0  # pictures begun: whatever was told of blocks before belongs to another
         self._group: int | None = None  # KV group that is followed: the first one with full attention
 
@@ -206,8 +208,17 @@ class Residency:
         for id_ in dirty:
             session = self._sessions.get(id_)
             if session and session.request and session.chain:
-                self._map(session, session.request, session.chain)
+                self._map_or_drop(session, session.request, session.chain)
         return self._boundaries.take_changes()
+
+    def _map_or_drop(self, session: Session, request: Canonical, chain: PrefixChain) -> None:
+        try:
+            self._map(session, request, chain)
+        except Exception as error:  # noqa: BLE001  one text's bug must not cost all others, and it would meet every new agent
+            self.counts["placing_broke"] += 1
+            self.defects.append(error)
+            self._dirty.pop(session.id, None)
+            self._sessions.finish(session)
 
     def _map(self, session: Session, request: Canonical, chain: PrefixChain) -> None:
         block = session.last
