@@ -61,7 +61,7 @@ async def test_a_changed_spec_replaces_pods_one_at_a_time(api: ApiServer) -> Non
 
                 await eventually(replaced, within_s=90, what="all pods are new and ready")
                 await place.until("p", "Progressing", "False", "Settled")
-            assert min(ready) >= REPLICAS - 1
+            assert min(ready) >= REPLICAS - 1, ready
 
 
 async def test_an_operator_upgrade_changes_routers_in_place_and_restarts_no_engine(api: ApiServer) -> None:

@@ -74,6 +74,9 @@ class AgentMetrics:
         # Routers
         self.routers_connected = gauge("routers_connected", "Routers with an open stream")
         self.queue_overflows = counter("queue_overflows", "Times that a router read too slowly and got a new snapshot")
+        self.streams_broken = counter(
+            "streams_broken", "Streams to routers that a bug of the agent ended; they connect again"
+        )
         self.snapshots = counter("snapshots", "Snapshots sent to routers", "reason")
         # Engine
         self.state = gauge("state", "1 for the present state of the engine", "state")
@@ -155,6 +158,10 @@ class AgentMetrics:
     def snapshot_taken(self, reason: str) -> None:
         """One router gets a new picture."""
         self.snapshots.labels(reason if reason in SNAPSHOT_REASONS else "other").inc()
+
+    def stream_broken(self) -> None:
+        """A bug ended one router's stream."""
+        self.streams_broken.inc()
 
 
 def _one_of(gauge: Gauge, kinds: type[StrEnum], now: StrEnum | None) -> None:

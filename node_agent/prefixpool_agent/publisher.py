@@ -41,6 +41,10 @@ class PublisherMetrics(Protocol):
         """One router gets a new picture."""
         ...
 
+    def stream_broken(self) -> None:
+        """A bug ended one router's stream."""
+        ...
+
 
 class RouterLink:
     """One router's pending frames. `next_frame()` is called by its writer, the rest by the publisher."""
@@ -166,6 +170,11 @@ class Publisher:
         """Its connection is gone."""
         self._links.discard(link)
         self._metrics.routers(len(self._links))
+
+    def broken(self) -> None:
+        """A bug ended a link's writer. What was encoded for all may be to blame, and is not sent again."""
+        self._encoded = None
+        self._metrics.stream_broken()
 
     def next_frame(self, link: RouterLink) -> bytes | None:
         """For the link's writer."""

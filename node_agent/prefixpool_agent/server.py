@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from prefixpool import names, wire
+from prefixpool_agent.defect import log_defect
 from prefixpool_agent.drain import Drain, DrainRefusedError
 from prefixpool_agent.gate.keys import KeyFile
 from prefixpool_agent.publisher import Publisher, RouterLink
@@ -206,6 +207,11 @@ class Server:
                 transport.abort()  # a close handshake would wait behind what the router does not read
         except (ConnectionError, RuntimeError):
             log.debug("router went away while being written to")
+        except Exception as error:  # noqa: BLE001  that router's stream ends, so that it comes back; unwritten it would hang
+            log_defect(log, "a router could not be told", error)
+            self._publisher.broken()
+            if transport is not None:
+                transport.abort()
 
     async def _close_streams(self, app: web.Application) -> None:
         async with asyncio.TaskGroup() as group:

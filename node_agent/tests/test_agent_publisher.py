@@ -29,6 +29,9 @@ class Counts:
     def snapshot_taken(self, reason: str) -> None:
         self.snapshots.append(reason)
 
+    def stream_broken(self) -> None:
+        pass
+
 
 class Cache:
     """The truth that snapshots are made of."""

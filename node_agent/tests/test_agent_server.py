@@ -200,6 +200,21 @@ async def test_an_addition_of_a_newer_router_ended_its_stream(client: Client, wo
         assert world.publisher.connected == 1
 
 
+async def test_a_bug_met_while_telling_one_router_left_it_unheard_for_ever(
+    client: Client, world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(world.publisher, "next_frame", lambda link: [link.name][1])
+        async with client.ws_connect("/stream", headers=KEY) as socket:
+            await socket.send_bytes(wire.encode(wire.Hello(router="r")))
+            assert (await socket.receive(timeout=5)).type in (WSMsgType.CLOSED, WSMsgType.ERROR)
+    assert "a router could not be told" in caplog.text
+    assert "prefixpool_agent_streams_broken_total 1.0" in await (await client.get("/metrics")).text()
+    async with client.ws_connect("/stream", headers=KEY) as socket:
+        await socket.send_bytes(wire.encode(wire.Hello(router="r")))
+        assert isinstance(wire.decode_from_agent(await socket.receive_bytes(timeout=5)), wire.Welcome)
+
+
 async def test_router_that_never_reads_is_cut_off(client: Client, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prefixpool_agent.server.SEND_S", 0.05)
     async with client.ws_connect("/stream", headers=KEY) as socket:
