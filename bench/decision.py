@@ -154,7 +154,7 @@ def settle(fleet: Fleet, each: PrefixChain, case: str) -> None:
 
 
 def decide(fleet: Fleet, each: PrefixChain) -> object:
-    levels = fleet.index.match(each.hashes, BLOCK_TOKENS)
+    levels = fleet.index.walk(each.hashes, BLOCK_TOKENS).levels
     tokens = each.total_bytes // BYTES_PER_TOKEN
     cold_tokens = each.offsets[each.cold] // BYTES_PER_TOKEN
     query = Query(levels, tokens, each.hashes[each.cold], 0, fleet.draw.random(), 0, cold_tokens)

@@ -81,7 +81,11 @@ class Watcher:
         self._began = time.monotonic()
 
     async def until_ready(self, http: aiohttp.ClientSession, progress: Progress, timeout_s: float) -> wire.Info:
-        """Raises PoolError with the reason and the end of the log if the engine dies, or is late (0: its worker decides)."""
+        """Raises PoolError with the reason and the end of the log if the engine dies, or is late (0: its worker decides).
+
+        A download may take any time.
+        """
+        since = self._began
         while True:
             self._raise_if_dead()
             info = await agent_info(http, self._replica, self._key)
@@ -90,7 +94,9 @@ class Watcher:
                 return info
             words, fraction = self._words(info)
             progress(self._stage(words, fraction))
-            if 0 < timeout_s < time.monotonic() - self._began:
+            if info is not None and info.download is not None:
+                since = time.monotonic()
+            if 0 < timeout_s < time.monotonic() - since:
                 raise self._failure(f"not ready after {timeout_s:.0f} s, last seen: {words}")
             await asyncio.sleep(POLL_S)
 

@@ -12,11 +12,16 @@ from typing import Any
 def comparable(body: Mapping[str, Any]) -> bool:
     """False where vLLM sums over several sequences, skips the cache on purpose, or may read only a part of the text."""
     several = any(_more_than_one(body.get(name)) for name in ("n", "best_of"))
-    return not (several or _reads_all(body) or _truncates(body))
+    return not (several or _several_prompts(body.get("prompt")) or _reads_all(body) or _truncates(body))
 
 
 def _more_than_one(value: Any) -> bool:
     return isinstance(value, int) and value > 1
+
+
+def _several_prompts(prompt: Any) -> bool:
+    """A list of one prompt is that prompt, for its chain as well (`chain.canonical`)."""
+    return isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
 
 
 def _reads_all(body: Mapping[str, Any]) -> bool:

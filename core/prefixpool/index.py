@@ -16,7 +16,7 @@ from heapq import nlargest
 from itertools import islice, repeat
 from typing import Final
 
-from prefixpool.levels import MAX_DEPTH, SEEN_AGAIN, SHIFT, Level, Walk, spread
+from prefixpool.levels import MAX_DEPTH, SEEN_AGAIN, SHIFT, Walk, spread
 from prefixpool.wire import Tier
 
 SHARDS: Final = 256
@@ -142,10 +142,6 @@ class PrefixIndex:
     def remove(self, column: int, hashes: Iterable[int], tier: Tier) -> None:
         """Clear one tier of one replica. Unknown boundaries are ignored."""
         self._clear(column, hashes, 1 << tier - 1)
-
-    def match(self, hashes: Sequence[int], block_tokens: int, overlay: Mapping[int, int] | None = None) -> list[Level]:
-        """Levels from shallow to deep; a column's depth is that of the last level it is in. See `walk`."""
-        return self.walk(hashes, block_tokens, overlay).levels
 
     def walk(self, hashes: Sequence[int], block_tokens: int, overlay: Mapping[int, int] | None = None) -> Walk:
         """How far anybody holds a prefix, and who. `overlay`: `Predicted.marks`.

@@ -33,7 +33,8 @@ def spread(holders: int, shared: Sequence[int]) -> int:
 class Walk:
     """The columns that hold everything so far, while boundaries go by from shallow to deep.
 
-    `reached`: index of the deepest one that is held, -1 if none is; `last`: its value.
+    `levels`: from shallow to deep; a column's depth is that of the last one it is in. `reached`: index of the deepest
+    boundary that is held, -1 if none is; `last`: its value.
     """
 
     __slots__ = ("device", "held", "host", "last", "levels", "mask", "reached", "shared")

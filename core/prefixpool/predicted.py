@@ -34,7 +34,7 @@ class Predicted:
     def __init__(self, capacity: int) -> None:
         self.evicted = 0
         self._marks: dict[int, int] = {}  # hash -> value as in the index
-        self.marks: Mapping[int, int] = self._marks  # for `PrefixIndex.match`; read only
+        self.marks: Mapping[int, int] = self._marks  # for `PrefixIndex.walk`; read only
         self._capacity = capacity
         self._columns: dict[int, _Tree] = {}
         self._entries: dict[int, tuple[int, int]] = {}  # ticket -> column, deepest boundary; plain: many, and free of cycles

@@ -169,6 +169,8 @@ def test_on_cpus_the_memory_is_the_whole_pods_and_the_host_tier_comes_on_top() -
     tiered = plan_of(model=model, accelerator=cpu, kvCache={"host": {"memory": "10Gi"}})
     assert tiered.host_needs.memory == 16 * GIB
     assert tiered.host_needs.shared_memory == 13 * GIB
+    disk = plan_of(model=model, accelerator=cpu, kvCache={"host": {"memory": "10Gi"}, "disk": {"size": "100Gi"}})
+    assert disk.host_needs.memory == 16 * GIB + disk.disk_per_replica.blocks * 1600
 
 
 def test_what_is_asked_and_planned_can_be_written_as_json() -> None:

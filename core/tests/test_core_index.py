@@ -72,7 +72,7 @@ def test_a_tier_goes_on_where_the_nearer_one_ends(spans: list[tuple[int, int, in
             index.add(column, keys[start : start + length], depths_of(120)[start : start + length], tier)
             start += length
     expected = [tuple(BLOCK * sum(lengths[:upto]) for upto in (1, 2, 3)) for lengths in spans]
-    assert tiers_of(index.match(keys, BLOCK), len(spans)) == expected
+    assert tiers_of(index.walk(keys, BLOCK).levels, len(spans)) == expected
 
 
 @given(st.lists(st.integers(0, 80), min_size=1, max_size=8))
@@ -80,7 +80,7 @@ def test_levels_grow_in_depth_and_shrink_in_holders(counts: list[int]) -> None:
     index, keys = PrefixIndex(100_000), keys_of(2, 80)
     for count in counts:
         index.add(index.open_column(), keys[:count], depths_of(count), Tier.DEVICE)
-    levels = index.match(keys, BLOCK)
+    levels = index.walk(keys, BLOCK).levels
     assert len(levels) == len({count for count in counts if count})
     for shallow, deep in pairwise(levels):
         assert shallow.tokens < deep.tokens
@@ -93,15 +93,15 @@ def test_only_a_prefix_counts_not_any_common_block() -> None:
     index = PrefixIndex(1000)
     x, x_a, b, b_a = keys_of(3, 4)
     index.add(index.open_column(), [x, x_a], [16, 32], Tier.DEVICE)
-    assert index.match([b, b_a], BLOCK) == []
-    assert found(index.match([x, b_a], BLOCK), 1) == [(16, 16)]
+    assert index.walk([b, b_a], BLOCK).levels == []
+    assert found(index.walk([x, b_a], BLOCK).levels, 1) == [(16, 16)]
 
 
 def test_nothing_behind_a_hole_counts() -> None:
     index, keys = PrefixIndex(10_000), keys_of(4, 60)
     index.add(index.open_column(), keys, depths_of(60), Tier.DEVICE)
     index.remove(0, keys[20 : 20 + STRIDE], Tier.DEVICE)
-    assert found(index.match(keys, BLOCK), 1) == [(20 * BLOCK, 20 * BLOCK)]
+    assert found(index.walk(keys, BLOCK).levels, 1) == [(20 * BLOCK, 20 * BLOCK)]
 
 
 def test_boundaries_below_one_block_count_as_held() -> None:
@@ -111,10 +111,10 @@ def test_boundaries_below_one_block_count_as_held() -> None:
     a, b = index.open_column(), index.open_column()
     index.add(a, keys[3:], depths[3:], Tier.DEVICE)
     index.add(b, [*keys[:1], *keys[4:]], [3, 40, 64], Tier.HOST)
-    assert found(index.match(keys, BLOCK), 2) == [(64, 64), (0, 0)]
+    assert found(index.walk(keys, BLOCK).levels, 2) == [(64, 64), (0, 0)]
     index.remove(a, keys[3:], Tier.DEVICE)
-    assert found(index.match(keys, BLOCK), 2) == [(0, 0), (0, 64)]
-    assert index.match(keys[:1], BLOCK) == []
+    assert found(index.walk(keys, BLOCK).levels, 2) == [(0, 0), (0, 64)]
+    assert index.walk(keys[:1], BLOCK).levels == []
 
 
 def test_a_cold_prompt_costs_a_few_lookups_not_all() -> None:
@@ -128,7 +128,7 @@ def test_a_cold_prompt_costs_a_few_lookups_not_all() -> None:
 
     index, keys = PrefixIndex(1000), Counting(keys_of(6, 700))
     index.open_column()
-    assert index.match(keys, BLOCK) == []
+    assert index.walk(keys, BLOCK).levels == []
     assert keys.read <= BLOCK + 1
 
 
@@ -140,17 +140,17 @@ def test_a_boundary_that_the_router_forgot_does_not_end_the_prefix() -> None:
     same_shard = [number << 8 | lost & 0xFF for number in range(1, 200)]
     index.add(column, same_shard, [10_000] * len(same_shard), Tier.DEVICE)
     for key in keys[20:40]:  # whoever else was evicted beside it
-        if key != lost and not index.match([key], BLOCK):
+        if key != lost and not index.walk([key], BLOCK).levels:
             index.add(column, [key], [BLOCK * (1 + keys.index(key))], Tier.DEVICE)
     assert index.evicted > 0
-    assert found(index.match(keys, BLOCK), 1) == [(60 * BLOCK, 60 * BLOCK)]
+    assert found(index.walk(keys, BLOCK).levels, 1) == [(60 * BLOCK, 60 * BLOCK)]
 
 
 def test_depth_zero_and_enormous_depths_stay_in_their_field() -> None:
     index = PrefixIndex(1000)
     column = index.open_column()
     index.add(column, [1, 2], [0, 1 << 40], Tier.DEVICE)
-    assert index.match([1, 2], BLOCK) == [Level(MAX_DEPTH, 1, 1, 1)]
+    assert index.walk([1, 2], BLOCK).levels == [Level(MAX_DEPTH, 1, 1, 1)]
 
 
 def test_a_dropped_replica_is_invisible_at_once_and_its_column_comes_back_clean() -> None:
@@ -159,14 +159,14 @@ def test_a_dropped_replica_is_invisible_at_once_and_its_column_comes_back_clean(
     for column in (a, b):
         index.add(column, keys, depths_of(3000), Tier.DEVICE)
     index.drop_column(a)
-    assert found(index.match(keys[:1], BLOCK), 2) == [(0, 0), (16, 16)]
+    assert found(index.walk(keys[:1], BLOCK).levels, 2) == [(0, 0), (16, 16)]
     assert index.sweep()
     assert index.open_column() == 2, "a column is not reused before its bits are gone"
     while index.sweep():
         pass
     assert index.count(a) == 0
     assert index.open_column() == a
-    assert found(index.match(keys[:1], BLOCK), 2) == [(0, 0), (16, 16)]
+    assert found(index.walk(keys[:1], BLOCK).levels, 2) == [(0, 0), (16, 16)]
     with pytest.raises(ValueError, match="not open"):
         index.drop_column(17)
 
@@ -186,7 +186,7 @@ def test_late_words_of_a_dropped_replica_change_nothing_visible() -> None:
     index.drop_column(column)
     index.add(column, [5], [16], Tier.DEVICE)
     index.remove(column, [5, 6], Tier.DEVICE)
-    assert index.match([5], BLOCK) == []
+    assert index.walk([5], BLOCK).levels == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(TIERS), st.integers(0, 30), st.booleans()), max_size=60))
@@ -228,7 +228,7 @@ def test_deep_boundaries_on_disks_alone_are_forgotten_first() -> None:
     index.add(a, disk, depths_of(16), Tier.DISK)
     index.add(b, disk[-1:], [256], Tier.DEVICE)
     index.add(a, one_shard[32:], [16], Tier.DEVICE)
-    gone = [key for key in one_shard if not index.match([key], BLOCK)]
+    gone = [key for key in one_shard if not index.walk([key], BLOCK).levels]
     assert gone
     assert gone == disk[-1 - len(gone) : -1], "the deepest, but for the one that another replica has at hand"
 
@@ -241,7 +241,7 @@ def test_what_moved_down_to_disk_is_forgotten_first() -> None:
     index.add(column, one_shard[20:21], [64], Tier.DISK)
     index.remove(column, one_shard[20:21], Tier.DEVICE)
     index.add(column, one_shard[32:], [64], Tier.DEVICE)
-    assert [key for key in one_shard if not index.match([key], BLOCK)] == [one_shard[20]]
+    assert [key for key in one_shard if not index.walk([key], BLOCK).levels] == [one_shard[20]]
 
 
 def test_heads_and_repeated_boundaries_outlive_old_tails() -> None:
@@ -252,8 +252,8 @@ def test_heads_and_repeated_boundaries_outlive_old_tails() -> None:
         index.add(column, keys, [depth] * 16, Tier.DEVICE)
     index.add(column, repeated, [5000] * 16, Tier.DEVICE)
     index.add(column, [number << 8 | 4 << 40 for number in range(32)], [3000] * 32, Tier.DEVICE)
-    assert all(index.match([key], BLOCK) for key in (*heads, *repeated))
-    assert not all(index.match([key], BLOCK) for key in tails)
+    assert all(index.walk([key], BLOCK).levels for key in (*heads, *repeated))
+    assert not all(index.walk([key], BLOCK).levels for key in tails)
 
 
 def test_a_walk_over_forgotten_boundaries_ends() -> None:
@@ -261,7 +261,7 @@ def test_a_walk_over_forgotten_boundaries_ends() -> None:
     column = index.open_column()
     index.add(column, keys_of(12, 2000), depths_of(2000), Tier.DEVICE)
     assert index.evicted
-    assert index.match(keys, BLOCK) == []
+    assert index.walk(keys, BLOCK).levels == []
 
 
 def test_predictions_extend_what_is_known() -> None:
@@ -270,18 +270,18 @@ def test_predictions_extend_what_is_known() -> None:
     index.add(a, keys[:10], depths_of(10), Tier.DEVICE)
     index.add(b, keys[:20], depths_of(20), Tier.HOST)
     predicted.add(a, keys[10:40], lambda known: depths_of(40)[10 + known :], until=9.0)
-    levels = index.match(keys, BLOCK, predicted.marks)
+    levels = index.walk(keys, BLOCK, predicted.marks).levels
     assert found(levels, 2) == [(640, 640), (0, 320)]
-    assert found(index.match(keys, BLOCK), 2) == [(160, 160), (0, 320)]
+    assert found(index.walk(keys, BLOCK).levels, 2) == [(160, 160), (0, 320)]
 
 
 def test_a_prediction_alone_is_a_hit() -> None:
     index, predicted, keys = PrefixIndex(10_000), Predicted(10_000), keys_of(14, 50)
     column = index.open_column()
     predicted.add(column, keys, lambda known: depths_of(50)[known:], until=9.0)
-    assert index.match(keys, BLOCK, predicted.marks) == [Level(800, 1, 1, 1)]
+    assert index.walk(keys, BLOCK, predicted.marks).levels == [Level(800, 1, 1, 1)]
     index.drop_column(column)
-    assert index.match(keys, BLOCK, predicted.marks) == []
+    assert index.walk(keys, BLOCK, predicted.marks).levels == []
 
 
 def test_the_depth_of_one_boundary_is_told_by_whoever_holds_it() -> None:
@@ -305,7 +305,7 @@ def test_a_depth_that_an_agent_corrected_was_never_taken_over() -> None:
     column = index.open_column()
     index.add(column, keys, [16, 20], Tier.DEVICE)
     index.add(column, keys[1:], [48], Tier.DEVICE)
-    assert found(index.match(keys, BLOCK), 1) == [(48, 48)]
+    assert found(index.walk(keys, BLOCK).levels, 1) == [(48, 48)]
     index.add(column, keys[1:], [32], Tier.DEVICE)
-    assert found(index.match(keys, BLOCK), 1) == [(32, 32)]
+    assert found(index.walk(keys, BLOCK).levels, 1) == [(32, 32)]
     assert index.count(column) == 2

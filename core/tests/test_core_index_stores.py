@@ -87,7 +87,7 @@ class Pool(RuleBasedStateMachine):
     def every_replica_has_its_own_tiers_and_what_is_on_its_disk(self) -> None:
         if not hasattr(self, "index"):
             return
-        levels = self.index.match(KEYS, BLOCK)
+        levels = self.index.walk(KEYS, BLOCK).levels
         for column, replica in self.replicas.items():
             near = max(replica.device, replica.host)
             expected = (replica.device, near, max(near, self.disk(column)))
@@ -116,7 +116,7 @@ def test_the_death_of_the_one_who_wrote_it_leaves_a_shared_disk_as_it_is() -> No
     index.drop_column(writer)
     newcomer = index.open_column()
     index.mount(newcomer, "red")
-    levels = index.match(KEYS, BLOCK)
+    levels = index.walk(KEYS, BLOCK).levels
     assert [depth(levels, column, 3) for column in (other, newcomer, stranger)] == [640, 640, 0]
 
 
@@ -127,7 +127,7 @@ def test_a_prefix_goes_on_on_the_shared_disk_where_the_own_device_ends() -> None
         index.mount(column, "red")
     tell(index, writer, upto=60, tier=Tier.DISK)
     tell(index, other, upto=25, tier=Tier.DEVICE)
-    levels = index.match(KEYS, BLOCK)
+    levels = index.walk(KEYS, BLOCK).levels
     assert [depth(levels, other, tier) // BLOCK for tier in (1, 2, 3)] == [25, 25, 60]
     index.remove(writer, KEYS[30:], Tier.DISK)
-    assert depth(index.match(KEYS, BLOCK), other, 3) == 30 * BLOCK
+    assert depth(index.walk(KEYS, BLOCK).levels, other, 3) == 30 * BLOCK

@@ -106,7 +106,7 @@ class Router:
 
     def choose(self, now: float, asked: Prompt, index: PrefixIndex, session: str) -> tuple[str, str]:
         self.turn += 1
-        levels = index.match(asked.hashes, BLOCK, self.predicted.marks)
+        levels = index.walk(asked.hashes, BLOCK, self.predicted.marks).levels
         key = asked.hashes[asked.cold]
         session_key = mmh3.hash64(session, signed=False)[0] if session else 0
         query = Query(levels, asked.tokens, key, session_key, self.draw.random(), self.turn, BLOCK * (asked.cold + 1))

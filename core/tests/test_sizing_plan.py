@@ -127,6 +127,15 @@ def test_a_pod_asks_for_its_pool_and_the_shared_memory_around_it() -> None:
     assert found.memory > found.shared_memory
 
 
+def test_memory_grew_with_what_lies_on_disk_beyond_the_limit_of_the_pod() -> None:
+    """Engine and agent know each chunk: 8 TiB of small ones ended pods that had room for none of them."""
+    tiers = {"host_bytes": 100 * GIB, "disk_bytes": 8192 * GIB}
+    with_disk, without = plan(request(**tiers)), plan(request(host_bytes=100 * GIB))
+    assert with_disk.disk_per_replica.blocks == 8192 * GIB // (2 << 20)
+    assert with_disk.host_needs.memory - without.host_needs.memory == 4_194_304 * 1600
+    assert with_disk.host_needs.shared_memory == without.host_needs.shared_memory
+
+
 def test_an_engine_that_reports_its_blocks_corrects_the_plan() -> None:
     asked = request(budget=Budget(resident_tokens=1_000_000))
     found = corrected(plan(asked), asked, 20_001)

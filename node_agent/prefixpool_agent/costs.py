@@ -4,8 +4,8 @@
     n decode steps beside b other sequences:            n*d0 + n*b*d1
 
 One linear model for both, because an answer that is not streamed shows only their sum. Rows are weighted by relative error
-and forgotten exponentially (recursive least squares in its decayed normal equations; five unknowns are solved in
-microseconds, and so can be kept non-negative). Queueing would pollute the figures: a prefill counts only if no other ran at
+and forgotten exponentially (recursive least squares in its decayed normal equations; five unknowns are solved in 0.1 ms,
+and so can be kept non-negative). Queueing would pollute the figures: a prefill counts only if no other ran at
 the same time, and from a decode the time of other prefills is taken off; `Timeline` decides that when everything that could
 have overlapped is over.
 """
@@ -22,6 +22,7 @@ from prefixpool.wire import Costs
 FORGETTING: Final = 0.995  # a row's weight after 200 newer ones: 37 %
 MIN_ROWS: Final = 3  # fewer say too little to publish
 LEAST_SHARE: Final = 0.5  # of the time that was to be expected: a row of less counts as if it were one of so much
+FRESH: Final = 16  # our own use of the figures may be so many rows behind, at first a sixteenth of all
 NOISE_S: Final = 0.005  # absolute noise of a measurement: keeps rows of very short times from dominating
 MIN_STEPS: Final = 3  # decode times of fewer steps are mostly noise
 MIN_UNDISTURBED: Final = 0.3  # of a decode's time must be free of other prefills
@@ -130,7 +131,7 @@ class CostModel:
         self._decode_rows = 0
         self._output = self._start.output_tokens
         self._outputs = 0
-        self._costs: Costs | None = None  # solving takes 0.1 ms, and is asked for more often than there are new rows
+        self._costs: Costs | None = None  # asked for more often than there are new rows
 
     def observe(self, clean: Clean) -> None:
         """Learn from one request; requests that failed or lack figures are ignored."""
@@ -153,8 +154,8 @@ class CostModel:
             self._add(clean.decode_s, (0.0, 0.0, 0.0), (steps, steps * clean.others))
 
     def prefill_s(self, served: Served) -> float:
-        """Estimated prefill of a request; infinite while there is no estimate."""
-        costs = self.costs()
+        """Estimated prefill of a request, of late; infinite while there is no estimate."""
+        costs = self._figures(self._fit.recent())
         m, c = served.uncached, served.cached
         seconds = costs.prefill_s_per_token * m + costs.prefill_s_per_token2 * m * (m + 2 * c)
         return seconds or float("inf")
@@ -162,11 +163,11 @@ class CostModel:
     def costs(self) -> Costs:
         """Figures that are not measured yet are 0, or what `start` said."""
         if self._costs is None:
-            self._costs = self._compute()
+            self._costs = self._figures(self._fit.solve())
         return self._costs
 
-    def _compute(self) -> Costs:
-        _, p1, p2, d0, d1 = self._fit.solve()
+    def _figures(self, solution: Sequence[float]) -> Costs:
+        _, p1, p2, d0, d1 = solution
         prefill, decode = self._prefill_rows >= MIN_ROWS, self._decode_rows >= MIN_ROWS
         start = self._start
         return Costs(
@@ -194,15 +195,25 @@ class NonNegativeFit:
         size = len(ridge)
         self._a = [[0.0] * size for _ in range(size)]
         self._b = [0.0] * size
+        self._recent = [0.0] * size
+        self._rows = self._since = 0  # all, and those since `_recent` was solved
 
     def add(self, row: Sequence[float], value: float) -> None:
         """`value` > 0; errors count relative to it, or else one that is far too small would count more than all others."""
-        expected = sum(each * x for each, x in zip(self.solve(), row, strict=True))
+        expected = sum(each * x for each, x in zip(self.recent(), row, strict=True))
         weight = 1.0 / (max(value, LEAST_SHARE * expected) + NOISE_S) ** 2
         for i, line in enumerate(self._a):
             for j in range(len(line)):
                 line[j] = line[j] * FORGETTING + weight * row[i] * row[j]
             self._b[i] = self._b[i] * FORGETTING + weight * row[i] * value
+        self._rows += 1
+        self._since += 1
+
+    def recent(self) -> list[float]:
+        """`solve()` as of some rows ago, however often it is asked for: so few change little."""
+        if self._since * FRESH > min(self._rows, FRESH * FRESH):
+            self._recent, self._since = self.solve(), 0
+        return self._recent
 
     def solve(self) -> list[float]:
         """One coefficient per column; 0 for those that never occurred or would be negative."""

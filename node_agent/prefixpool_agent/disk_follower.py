@@ -134,6 +134,10 @@ class DiskFollower:
         rows = place.residency.take_news()
         news = await self._ask(lambda: place.maps.read(rows))
         place.residency.counts["map_damaged"] += news.damaged
+        place.residency.counts["map_later"] += news.later
+        if news.later:
+            told = {"files": news.later, "folder": place.path}
+            log.warning("maps beside the chunks are of a later version: not read, and left alone", extra=told)
         for one in news.maps:
             if self._follower.residency is not place.residency:
                 return

@@ -6,7 +6,8 @@
 
 An agent tells what it learned itself, of chunks that lie there, and only once. When enough of them have gone it tells the
 rest anew. Of a writer that has ended, another takes over what is still true, and then removes the files: that one is killed
-in between does no harm. Blocks: calls belong in a thread, one at a time.
+in between does no harm. Pieces of a later version, as an upgrade leaves that was undone, are left alone. Blocks: calls
+belong in a thread, one at a time.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class News(NamedTuple):
 
     maps: list[bytes]  # as `Residency.restore` takes them, each small enough for an event loop
     damaged: int  # files that are no maps, or not whole
+    later: int  # pieces of a later version
 
 
 class _Piece(NamedTuple):
@@ -68,6 +70,7 @@ class DiskMaps:
         self._waiting: OrderedDict[int, Facts] = OrderedDict()
         self._read: dict[str, Numbers] = {}
         self._bad: set[str] = set()  # names
+        self._later: set[str] = set()  # names
         self._signs: dict[str, tuple[int, float]] = {}  # of others: the last one, and when it was new to us
         self._beat_s = float("-inf")
 
@@ -77,28 +80,36 @@ class DiskMaps:
         """What is new. `rows`: what was learned here meanwhile; it waits to be told unless others did. Raises OSError."""
         self._wait(rows)
         maps: list[bytes] = []
-        before = len(self._bad)
+        before = len(self._bad), len(self._later)
         for one in sorted(self._unread()):
             with contextlib.suppress(OSError):  # the next look shows
                 data = self._content(str(one))
                 if data is None:
                     continue  # merged just now
+                if self._is_later(str(one), data):
+                    continue
                 if (body := map_segment.opened(data)) is None:
                     self._bad.add(str(one))
                     continue
                 self._numbers(one.writer).add(one)
                 maps += self._heard(body)
-        return News(maps, len(self._bad) - before)
+        return News(maps, len(self._bad) - before[0], len(self._later) - before[1])
 
     def _unread(self) -> Iterator[Segment]:
         for name in self._names():
-            if not name.endswith(map_segment.SUFFIX) or name in self._bad:
+            if not name.endswith(map_segment.SUFFIX) or name in self._bad or name in self._later:
                 continue
             one = map_segment.segment(name)
             if one is None:
                 self._bad.add(name)
             elif one.writer != self._writer and not self._numbers(one.writer).has(one):
                 yield one
+
+    def _is_later(self, name: str, data: bytes) -> bool:
+        """Whoever wrote it, or reads it once more, knows what it says. Remembered, so that it is read once."""
+        if map_segment.later(data) or saved.later(map_segment.opened(data) or b""):
+            self._later.add(name)
+        return name in self._later
 
     def _heard(self, body: bytes) -> list[bytes]:
         """In portions. What waits to be told and is the same need not be any more."""
@@ -202,10 +213,13 @@ class DiskMaps:
 
     def _take_over(self, dead: Container[str], lying: Container[int]) -> None:
         """Ours first, then theirs go: at no moment is it nobody's."""
-        names = sorted((name for name in self._names() if map_segment.writer(name) in dead), key=map_segment.age)
+        names = {name for name in self._names() if map_segment.writer(name) in dead} - self._later
         parts, over = [], []
-        for name in names:
-            told = saved.parse(self._body(name))
+        for name in sorted(names, key=map_segment.age):
+            data = self._content(name) or b""  # gone just now
+            if self._is_later(name, data):
+                continue
+            told = saved.parse(map_segment.opened(data) or b"")
             if told is None or told[0] == self._kind:
                 parts.append(told[1] if told is not None else [])
                 over.append(name)
@@ -230,12 +244,9 @@ class DiskMaps:
         except FileNotFoundError:
             return None
 
-    def _body(self, name: str) -> bytes:
-        """Empty: it is gone, or damaged. Raises OSError."""
-        return map_segment.opened(self._content(name) or b"") or b""
-
     def _rows(self, name: str) -> list[tuple[int, list[int]]]:
-        return saved.load(self._body(name), self._kind) or []
+        """Empty: it is gone, or damaged. Raises OSError."""
+        return saved.load(map_segment.opened(self._content(name) or b"") or b"", self._kind) or []
 
     def _put(self, one: Segment, rows: Iterable[Row]) -> None:
         """Whole or not at all, even if the machine loses power: older files may go behind this."""

@@ -17,6 +17,7 @@ import mmh3
 SUFFIX: Final = ".map"
 TEMPORARY: Final = ".tmp"  # behind the name of a piece that is being written
 _MAGIC: Final = b"PPMAP001"
+_MAGICS: Final = re.compile(rb"PPMAP\d{3}")  # of all versions
 _CHECKSUM_BYTES: Final = 16
 _NAME: Final = re.compile(r"([0-9a-f]{16})\.(\d{1,15})-(\d{1,15})\.map")
 _WRITER: Final = re.compile(r"([0-9a-f]{16})\.")
@@ -63,6 +64,11 @@ def opened(data: bytes) -> bytes | None:
     at = len(_MAGIC) + _CHECKSUM_BYTES
     body = data[at:]
     return body if data[:at] == _MAGIC + mmh3.mmh3_x64_128_digest(body) else None
+
+
+def later(data: bytes) -> bool:
+    """Of a version that came after this one, which cannot tell whether it is whole."""
+    return _MAGICS.match(data) is not None and data[: len(_MAGIC)] > _MAGIC
 
 
 def merge(parts: Iterable[Rows], lying: Container[int]) -> list[tuple[int, list[int]]]:

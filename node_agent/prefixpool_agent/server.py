@@ -131,8 +131,13 @@ class Server:
         return web.Response(text="ok\n")
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        """With `?router=1` also only if a router has a whole snapshot: then the pool really knows this replica."""
+        """With `?router=1` also only if a router has a whole snapshot: then the pool really knows this replica.
+
+        With `?download=1` also while the model is downloaded, for a probe that ends what does not come up.
+        """
         why = self._view.not_ready()
+        if why and request.query.get("download") == "1" and self._view.info().download is not None:
+            return web.Response(text="downloading\n")
         if not why and request.query.get("router") == "1" and not self._publisher.synchronised():
             why = "no router has a snapshot yet"
         return web.Response(text=f"{why or 'ok'}\n", status=503 if why else 200)

@@ -83,7 +83,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
     dev_mode: Annotated[bool, Meta(description="open `/reset_prefix_cache` (benchmarks, tests)")] = False
     startup_timeout_s: Annotated[
-        Seconds, Meta(description="until the engine must answer; 0: from the size of the weights")
+        Seconds,
+        Meta(description="until the engine must answer, from the end of a download; 0: from the size of the weights"),
     ] = 0.0
     stop_timeout_s: Annotated[Seconds, Meta(description="from SIGTERM of the engine; 5 s later it is killed")] = 10.0
     drain_timeout_s: Annotated[Seconds, Meta(description="how long a drain waits for running requests")] = 60.0

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from prefixpool.wire import Costs
+from prefixpool_agent import costs as costs_module
 from prefixpool_agent.costs import MIN_ROWS, Clean, CostModel, NonNegativeFit, Served, Timeline
 
 P0, P1, P2, D0, D1 = 0.010, 4e-4, 2e-8, 0.030, 0.002
@@ -128,6 +129,21 @@ def test_one_prefill_that_seemed_to_take_no_time_made_prefill_free_for_a_thousan
     at = good[-1].end_s + 100
     odd = Served("odd", at, at + 0.001, at + 0.6, 4000, 0, 20, True)
     assert run([*good, odd]).costs().prefill_s_per_token == pytest.approx(P1, rel=0.2)
+
+
+def test_every_request_had_all_figures_solved_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    solved = 0
+
+    class Counting(NonNegativeFit):
+        def solve(self) -> list[float]:
+            nonlocal solved
+            solved += 1
+            return super().solve()
+
+    monkeypatch.setattr(costs_module, "NonNegativeFit", Counting)
+    model = run(alone(500))
+    assert solved < 500 / 4
+    assert model.costs().prefill_s_per_token == pytest.approx(P1, rel=0.02)
 
 
 def test_follows_a_replica_that_became_slower() -> None:

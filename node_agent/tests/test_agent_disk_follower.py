@@ -41,7 +41,7 @@ class FakeResidency:
     def __init__(self) -> None:
         self.kind = KIND
         self.lives = 1
-        self.counts: dict[str, int] = {"map_damaged": 0}
+        self.counts: dict[str, int] = {"map_damaged": 0, "map_later": 0}
         self.news: list[Any] = []
 
     def take_news(self) -> list[Any]:
@@ -310,3 +310,14 @@ async def test_damaged_map_is_counted(chunks: DiskStore, tmp_path: Path) -> None
     (chunks.folder / "maps" / "0123456789abcdef.1-1.map").write_bytes(b"cut sho")
     async with following(tmp_path) as (_, follower):
         await eventually(lambda: is_(follower.residency.counts["map_damaged"] == 1), what="it is counted")
+
+
+async def test_map_of_a_later_version_is_told_as_such(
+    chunks: DiskStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (chunks.folder / "maps").mkdir()
+    (chunks.folder / "maps" / "0123456789abcdef.1-1.map").write_bytes(b"PPMAP002 of whatever kind")
+    async with following(tmp_path) as (_, follower):
+        await eventually(lambda: is_(follower.residency.counts["map_later"] == 1), what="it is counted")
+    assert follower.residency.counts["map_damaged"] == 0
+    assert "of a later version: not read, and left alone" in caplog.text

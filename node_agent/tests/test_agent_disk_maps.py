@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -336,12 +337,41 @@ def test_damaged_map_is_counted_once_and_goes_with_its_writer(tmp_path: Path, cl
     writer.write(rows(1), {1})
     (tmp_path / "maps" / files(tmp_path)[0]).write_bytes(content)
     one = agent(tmp_path, clock)
-    assert one.read() == ([], 1)
-    assert one.read() == ([], 0)
+    assert one.read() == ([], 1, 0)
+    assert one.read() == ([], 0, 0)
     one.write([], {1})
     clock.pass_s(LEASE_S)
     one.write([], {1})
     assert files(tmp_path) == []
+
+
+def later_container(_: bytes) -> bytes:
+    return b"PPMAP002" + os.urandom(100)
+
+
+def later_facts(body: bytes) -> bytes:
+    version, *rest = msgspec.msgpack.decode(body)
+    return map_segment.seal(msgspec.msgpack.encode([version + 1, *map(str, rest), {"more": 1}]))
+
+
+@pytest.mark.parametrize("later", [later_container, later_facts])
+@pytest.mark.parametrize("shared", [True, False])
+def test_maps_of_an_upgrade_that_was_undone_were_deleted_as_damaged(
+    tmp_path: Path, clock: Clock, shared: bool, later: Callable[[bytes], bytes]
+) -> None:
+    agent(tmp_path, clock).write(rows(1), {1})
+    (name,) = files(tmp_path)
+    path = tmp_path / "maps" / name
+    path.write_bytes(content := later(map_segment.opened(path.read_bytes()) or b""))
+    one = agent(tmp_path, clock, shared=shared)
+    assert one.read() == ([], 0, 1), "told once, and as what it is"
+    assert one.read() == ([], 0, 0)
+    for heir in (one, agent(tmp_path, clock, shared=shared)):  # the second one did not read it before
+        heir.write(rows(2), {1, 2})
+        clock.pass_s(LEASE_S)
+        heir.write([], {1, 2})
+    assert path.read_bytes() == content
+    assert newcomer(tmp_path) == expected(2)
 
 
 def test_flipped_bit_is_damage(tmp_path: Path, clock: Clock) -> None:
@@ -350,7 +380,7 @@ def test_flipped_bit_is_damage(tmp_path: Path, clock: Clock) -> None:
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
     path.write_bytes(data)
-    assert agent(tmp_path, clock).read() == ([], 1)
+    assert agent(tmp_path, clock).read() == ([], 1, 0)
 
 
 def test_files_of_others_are_no_maps_and_stay(tmp_path: Path, clock: Clock) -> None:
@@ -358,8 +388,8 @@ def test_files_of_others_are_no_maps_and_stay(tmp_path: Path, clock: Clock) -> N
     for name in ("p-0.map", "store.id", "notes.txt"):
         (tmp_path / "maps" / name).write_text("x")
     one = agent(tmp_path, clock)
-    assert one.read() == ([], 1)
-    assert one.read() == ([], 0)
+    assert one.read() == ([], 1, 0)
+    assert one.read() == ([], 0, 0)
     clock.pass_s(LEASE_S)
     one.write([], set())
     clock.pass_s(LEASE_S)
@@ -380,7 +410,7 @@ def test_map_that_cannot_be_read_for_a_moment_is_not_lost(
 
     with monkeypatch.context() as broken:
         broken.setattr(Path, "read_bytes", fails)
-        assert one.read() == ([], 0)
+        assert one.read() == ([], 0, 0)
         with pytest.raises(OSError, match="input/output"):
             one.write([], {1})
     assert facts(one.read().maps) == expected(1)

@@ -33,12 +33,13 @@ class World:
 
     def __init__(self) -> None:
         self.why = ""
+        self.told = INFO
         self.inflight = 0
         self.fenced = False
         self.publisher: Publisher
 
     def info(self) -> wire.Info:
-        return INFO
+        return self.told
 
     def not_ready(self) -> str:
         return self.why
@@ -104,6 +105,16 @@ async def test_probes_and_metrics_are_open(client: Client, world: World) -> None
     world.why = "engine is starting"
     answer = await client.get("/readyz")
     assert (answer.status, await answer.text()) == (503, "engine is starting\n")
+
+
+async def test_kubernetes_ended_pods_whose_download_took_long(client: Client, world: World) -> None:
+    """A startup probe asks so: a download that has begun is a start that goes on, but no engine that is ready."""
+    world.why = "engine is starting"
+    assert (await client.get("/readyz?download=1")).status == 503
+    world.told = msgspec.structs.replace(INFO, download=wire.Download(model="org/m"))
+    assert (await client.get("/readyz?download=1")).status == 200
+    assert (await client.get("/readyz?router=1")).status == 503
+    assert (await client.get("/readyz")).status == 503
 
 
 async def test_ready_with_router_waits_for_a_snapshot(client: Client) -> None:

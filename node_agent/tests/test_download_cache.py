@@ -18,6 +18,7 @@ from prefixpool_agent.download.cache import Cache
 from prefixpool_agent.download.fetching import Fetching
 from prefixpool_agent.download.files import DownloadError
 from prefixpool_agent.download.hub import Hub
+from prefixpool_agent.download.pace import STALLED, StuckError
 from prefixpool_testing.fake_hub import COMMIT, FakeHub
 
 MODEL = "org/model"
@@ -32,7 +33,15 @@ class EnoughError(Exception):
 class Replica:
     """What one replica's download says and finds."""
 
-    def __init__(self, hub: FakeHub, root: Path, *, revision: str = "main", tries: int = 1) -> None:
+    def __init__(
+        self,
+        hub: FakeHub,
+        root: Path,
+        *,
+        revision: str = "main",
+        tries: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.said: list[Download] = []
         self.pauses: list[float] = []
         self.meanwhile: Callable[[], None] = lambda: None
@@ -44,6 +53,7 @@ class Replica:
             cache=Cache(root, MODEL),
             tell=self.said.append,
             pause=self._pause,
+            clock=clock,
         )
 
     def run(self) -> Path:
@@ -114,6 +124,29 @@ def test_how_far_it_is_is_told_by_both_while_one_of_them_fetches(
         for run in runs:
             run.result(60)
     assert all(one.said[-1].done_bytes == total for one in replicas)
+
+
+def test_a_download_without_bytes_was_waited_for_without_a_word(
+    hub: FakeHub, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "_LOOK_S", 0.01)
+    hub.hold(at_bytes=65_536)
+    minutes = iter(range(1, 1000))
+
+    def clock() -> float:
+        """Time flies once the weights do not come."""
+        return 60.0 * next(minutes) if "model.safetensors" in hub.downloads else 0.0
+
+    replica = Replica(hub, root, clock=clock)
+    with ThreadPoolExecutor() as pool:
+        run = pool.submit(replica.run)
+        with pytest.raises(StuckError):
+            run.result(60)
+        hub.release()
+    problems = [one.problem for one in replica.said]
+    assert problems[0] == ""
+    assert problems[-1] == STALLED
+    assert replica.pauses == [], "no error of the Hub's library"
 
 
 def test_a_restart_at_a_commit_asks_nobody(hub: FakeHub, root: Path) -> None:

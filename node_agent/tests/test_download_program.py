@@ -13,6 +13,7 @@ import pytest
 from prefixpool.wire import Download
 from prefixpool_agent.download import state
 from prefixpool_agent.download.__main__ import Teller, engine_argv, words
+from prefixpool_agent.download.pace import STALLED
 from prefixpool_testing.fake_hub import COMMIT, FakeHub
 
 ENGINE = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ.get('HF_HUB_OFFLINE')]))"
@@ -40,6 +41,37 @@ def test_it_becomes_the_engine_with_the_folder_as_its_model(tmp_path: Path, flag
     assert Path(seen.folder).name == COMMIT
     assert log[0] == "downloading org/m: size not known yet"
     assert log[-1] == "downloading org/m: 100 %, 0 MiB of 0 MiB"
+
+
+def test_a_download_that_hangs_begins_anew_in_a_fresh_process(tmp_path: Path) -> None:
+    """Threads that hang, and the locks that they hold, end with the old one."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(os.urandom(200_000))
+    hasty = (
+        "import prefixpool_agent.download.pace as pace; pace.STALLED_S, pace.STUCK_S = 0.2, 1.5\n"
+        "import prefixpool_agent.download.fetching as fetching; fetching._LOOK_S = 0.05\n"
+        "from prefixpool_agent.download.__main__ import main; main()"
+    )
+    with FakeHub(model, "org/m") as hub:
+        argv = ["--model", "org/m", "--revision", "main", "--run-dir", str(tmp_path), "--then-offline"]
+        engine = ["--", sys.executable, "-c", ENGINE, "--model", "org/m"]
+        env = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "cache")}
+        hub.hold(at_bytes=65_536)
+        log: list[str] = []
+        program = [sys.executable, "-c", hasty, *argv, *engine]
+        with subprocess.Popen(program, env=env, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout or ():
+                log.append(line.strip())
+                if len([one for one in log if STALLED in one]) == 2:  # the second one says so as well, until bytes come
+                    hub.release()
+    assert process.returncode == 0
+    assert hub.downloads.count("model.safetensors") == 2
+    argv_of_engine, offline = json.loads(log[-1])
+    assert (Path(argv_of_engine[1]) / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+    assert offline == "1"
+    assert log[-2] == "downloading org/m: 100 %, 0 MiB of 0 MiB"
 
 
 def test_the_log_says_each_thing_once_and_the_file_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,9 @@ hold = (
 ) % name
 child = subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE)
 child.stdout.readline()
-if mode != "mute":
+for word in range({"download": 8, "silent": 1}.get(mode, 0)):  # like a download: tells how far it is
+    Path(os.environ["PREFIXPOOL_RUN_DIR"], "download.json").write_text(str(word)); time.sleep(0.2)
+if mode not in ("mute", "silent"):
     state = GateState(Path(os.environ["PREFIXPOOL_RUN_DIR"]) / "gate.state"); state.claim(os.getpid())
 if mode == "tidy":  # like Python's resource tracker: cleans up when the process that it serves is gone
     tidy = "import sys, time, pathlib; sys.stdin.read(); time.sleep(0.1); pathlib.Path(sys.argv[1]).touch()"
@@ -259,6 +261,19 @@ def test_engine_that_never_serves_is_cut_off(launch: Callable[..., Running]) -> 
     running = launch("mute", startup_timeout_s=0.7)
     state = running.until(lambda state: state["engine"]["phase"] == "backoff")
     assert state["engine"]["reason"].startswith("not ready 0.7 s after its start; last log line: ")
+
+
+def test_engine_was_cut_off_while_its_model_was_downloaded(launch: Callable[..., Running]) -> None:
+    """Again and again, from the beginning: the time for a start counts from the end of the download."""
+    running = launch("download", startup_timeout_s=0.7)
+    state = running.serving()
+    assert state["engine"]["restarts"] == 0
+
+
+def test_download_that_fell_silent_is_cut_off(launch: Callable[..., Running]) -> None:
+    running = launch("silent", startup_timeout_s=0.7)
+    state = running.until(lambda state: state["engine"]["phase"] == "backoff")
+    assert state["engine"]["reason"].startswith("not ready 0.7 s after its download; last log line: ")
 
 
 def test_second_supervisor_is_refused(launch: Callable[..., Running]) -> None:

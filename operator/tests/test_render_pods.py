@@ -226,6 +226,15 @@ def test_a_start_that_downloads_may_take_longer() -> None:
     assert from_hub - from_volume == pytest.approx(GIB / 10e6 - GIB / 100e6, abs=2)
 
 
+def test_kubernetes_ended_starts_whose_download_took_long() -> None:
+    shape = FULL["model"]["shape"]
+    from_hub, from_volume = (
+        template({"model": {"shape": shape, **model}})["containers"][0]["startupProbe"]["httpGet"]["path"]
+        for model in ({"source": "org/model"}, {"source": "/models/m", "volume": {"claimName": "c"}})
+    )
+    assert (from_hub, from_volume) == ("/readyz?download=1", "/readyz")
+
+
 def test_variables_of_the_spec_win_over_ours_and_come_from_secrets() -> None:
     env = [
         {"name": "HOME", "value": "/tmp/else"},

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from prefixpool.chain import PrefixChain
+from prefixpool.comparable import comparable
 from prefixpool.levels import Level
 from prefixpool.policy.holdings import Holdings
 from prefixpool.policy.loading import Depths
 from prefixpool.wire import Mode, Tier
-from prefixpool_router.closed_loop import comparable
 from prefixpool_router.dispatch_types import Outcome, RoutedRequest
 from prefixpool_router.explain import Decision
 from prefixpool_router.fleet import Fleet
@@ -52,7 +52,8 @@ class FleetDispatch:
     def __init__(self, books: Books, replica: Replica, request: RoutedRequest, prompt: Prompt, decision: Decision) -> None:
         self._books = books
         self._replica = replica
-        self._comparable = comparable(request.path, request.body)  # the body itself is not kept while the answer runs
+        # The body itself is not kept while the answer runs.
+        self._comparable = request.body is not None and comparable(request.body)
         self._prompt = prompt
         self._decision = decision
         self._mode = replica.mode

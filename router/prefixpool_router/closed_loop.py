@@ -8,10 +8,7 @@ the picture, which is compared all the while, is right again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
-
-from prefixpool import comparable as core
+from typing import Final
 
 _WEIGHT: Final = 0.1  # of the newest answer in the running means: about the last 20 count
 _DRIFT_AT: Final = 0.5  # of the tokens wrong, on average
@@ -57,14 +54,3 @@ class Trust:
         elif self._error > _DRIFT_AT and self._answers >= _LEAST_ANSWERS:
             self.drifted = True
         return self.drifted != before
-
-
-def comparable(path: str, body: Mapping[str, Any] | None) -> bool:
-    """Whether `usage` of this request tells what was cached: vLLM skips the cache for some and sums over others."""
-    if body is None or not core.comparable(body):
-        return False
-    return path != "/v1/completions" or not _is_list_of_prompts(body.get("prompt"))
-
-
-def _is_list_of_prompts(prompt: Any) -> bool:
-    return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)

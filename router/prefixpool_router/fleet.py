@@ -195,8 +195,7 @@ class Fleet:
         if self._full and not light:
             unfit |= self._full
         if model:
-            replicas = self.replicas  # `_serves`, spelt out for speed
-            unfit |= {c.name for c in self.candidates if (told := replicas[c.name].models) and model not in told}
+            unfit |= {candidate.name for candidate in self.candidates if not _serves(self.replicas[candidate.name], model)}
         if len(unfit) < len(self.candidates):
             return self.candidates.without(unfit) if unfit else self.candidates
         full = () if light else self._full

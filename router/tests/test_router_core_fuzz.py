@@ -180,7 +180,7 @@ class Storm:
             for picture in (replica.pictures.facts, replica.pictures.history):
                 open_bits |= picture.bit * 0b111 if picture is not None else 0
         chain = prefix_chain(canonical(PATH, self.body()) or pytest.fail("no chain"))
-        for level in index.match(chain.hashes, 16, self.fleet.knowledge.predicted.marks):
+        for level in index.walk(chain.hashes, 16, self.fleet.knowledge.predicted.marks).levels:
             assert not level.held & ~open_bits, "somebody who left, or forgot, is said to hold something"
 
     def calm(self) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from prefixpool.chain import PrefixChain
 from prefixpool.wire import Load
-from prefixpool_router.closed_loop import Trust, comparable
+from prefixpool_router.closed_loop import Trust
 from prefixpool_router.load import LoadBook
 from prefixpool_router.prompt_estimate import DEFAULT_BYTES_PER_TOKEN, NO_ANCHOR, Anchor, PromptEstimate, TokenEstimate
 
@@ -138,33 +138,6 @@ def test_matches_below_two_blocks_say_nothing() -> None:
     for _ in range(100):
         trust.observe(31, 0, 16)
     assert trust.trust == 1.0
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "counts"),
-    [
-        ("/v1/chat/completions", {"messages": []}, True),
-        ("/v1/chat/completions", {"n": 1}, True),
-        ("/v1/chat/completions", {"n": 2}, False),
-        ("/v1/chat/completions", {"prompt_logprobs": 0}, False),
-        ("/v1/completions", {"prompt": "text"}, True),
-        ("/v1/completions", {"prompt": "text", "echo": True, "logprobs": 1}, False),  # as evaluations ask: all is computed
-        ("/v1/completions", {"prompt": "text", "echo": True}, True),
-        ("/v1/completions", {"prompt": "text", "logprobs": 1}, True),
-        ("/v1/completions", {"prompt": "text", "skip_reading_prefix_cache": True}, False),
-        ("/v1/completions", {"prompt": "text", "truncate_prompt_tokens": 100}, False),
-        ("/v1/responses", {"input": "text", "truncation": "auto"}, False),
-        ("/v1/responses", {"input": "text", "truncation": "disabled"}, True),
-        ("/v1/completions", {"prompt": [1, 2, 3]}, True),
-        ("/v1/completions", {"prompt": ["a", "b"]}, False),
-        ("/v1/completions", {"prompt": [[1, 2], [3]]}, False),
-        ("/v1/completions", {"prompt": "x", "best_of": 3}, False),
-        ("/v1/messages", {"messages": []}, True),
-        ("/v1/chat/completions", None, False),
-    ],
-)
-def test_which_answers_count(path: str, body: dict[str, object] | None, counts: bool) -> None:
-    assert comparable(path, body) is counts
 
 
 # -- prompt length

@@ -121,7 +121,11 @@ class Engine(ApiStruct, frozen=True, kw_only=True):
         None
     )
     startup_timeout_seconds: Annotated[
-        Timeout | None, Meta(description="How long a start may take; by default computed from the size of the weights.")
+        Timeout | None,
+        Meta(
+            description="How long a start may take, once the model's files are there; by default computed from the size of "
+            "the weights."
+        ),
     ] = None
 
 

@@ -71,7 +71,8 @@ def plan(request: SizingRequest) -> SizingPlan:
     sized = _Sized.of(wanted)
     limited = sized.limited_by()
     outcome = sized.outcome(sized.short)
-    needs = host_needs(wanted.parallel, wanted.host_bytes, sized.divided.total if wanted.accelerator.host_memory else 0)
+    on_host = sized.divided.total if wanted.accelerator.host_memory else 0
+    needs = host_needs(wanted.parallel, wanted.host_bytes, sized.disk.blocks, on_host)
     return SizingPlan(
         fits=not sized.short,
         limited_by=limited,

@@ -2,7 +2,7 @@
 
 vLLM's host pool is cut into chunks, each one block of all ranks rounded up to whole pages, and is touched at start, so the
 container's memory limit must cover all of it. It is a file in shared memory, whose size limit must cover it too, with room
-for the segments that vLLM keeps there besides.
+for the segments that vLLM keeps there besides. What lies on disk takes memory, too: engine and agent know each chunk.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ _SHARED_OVER_POOL_TENTHS: Final = 12  # for each 10 bytes of pool: with less, pr
 _SHARED_BASE: Final = 1 << 30  # NCCL's and vLLM's own segments (about 400 MB measured), rounded up
 _PROCESS_BASE: Final = 6 << 30  # Python, torch, CUDA's host side, agent; weights pass through piecewise
 _PROCESS_PER_RANK: Final = 2 << 30
+# Of each chunk on disk, measured with 100,000 of them on CPython 3.11. The engine keeps its name, its size, and its place in
+# the order of going: 700 bytes, and 100 more while it counts the directory. The agent keeps the file's name, and its block
+# in the picture with tokens and boundaries: 800. (The picture is bounded, by 500,000 blocks; names are not.)
+_CHUNK_ON_DISK: Final = 1600
 
 
 class TierSize(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,10 +63,11 @@ def _tier(layout: KvLayout, blocks: int, chunk: int, length: int) -> TierSize:
     return TierSize(bytes=blocks * chunk, blocks=blocks, tokens=layout.tokens(blocks, length))
 
 
-def host_needs(parallel: Parallel, pool_bytes: int, device_on_host: int) -> HostNeeds:
-    """Limits for a pod. `device_on_host`: on CPUs, the memory that all of it takes but the pool."""
+def host_needs(parallel: Parallel, pool_bytes: int, disk_chunks: int, device_on_host: int) -> HostNeeds:
+    """Limits for a pod. `device_on_host`: on CPUs, the memory that all of it takes but what the tiers below need."""
     pool = pool_bytes * _SHARED_OVER_POOL_TENTHS // 10
+    tiers = pool + disk_chunks * _CHUNK_ON_DISK
     if device_on_host:
-        return HostNeeds(shared_memory=_SHARED_BASE + pool, memory=device_on_host + pool)
+        return HostNeeds(shared_memory=_SHARED_BASE + pool, memory=device_on_host + tiers)
     base = _PROCESS_BASE + _PROCESS_PER_RANK * (parallel.devices - 1)
-    return HostNeeds(shared_memory=_SHARED_BASE + pool, memory=base + _SHARED_BASE + pool)
+    return HostNeeds(shared_memory=_SHARED_BASE + pool, memory=base + _SHARED_BASE + tiers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -16,6 +17,7 @@ from prefixpool.sizing.reasons import gib
 from prefixpool.wire import Download
 from prefixpool_agent.download.cache import Cache
 from prefixpool_agent.download.files import DownloadError, Listing, done_bytes, needed
+from prefixpool_agent.download.pace import Pace
 
 FIRST_PAUSE_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 30.0
@@ -35,7 +37,9 @@ class Source(Protocol):
 
 
 class Fetching:
-    """One model. `tell` hears how far it is, `pause` waits so many seconds before the next try."""
+    """One model. `tell` hears how far it is, and at every look that it is alive; `pause` waits so many seconds before the
+    next try. `clock`: seconds; `since_s`: see `Pace`.
+    """
 
     def __init__(
         self,
@@ -46,6 +50,8 @@ class Fetching:
         cache: Cache,
         tell: Callable[[Download], None],
         pause: Callable[[float], object],
+        clock: Callable[[], float] = time.monotonic,
+        since_s: float | None = None,
     ) -> None:
         self._model = model
         self._revision = revision
@@ -53,10 +59,15 @@ class Fetching:
         self._cache = cache
         self._tell = tell
         self._pause = pause
+        self._clock = clock
+        self._since_s = since_s
         self._seen = Download(model=model)
 
     def run(self) -> Path:
-        """Returns when all files are there, where they are: what is refused today may be allowed tomorrow."""
+        """Returns when all files are there, where they are: what is refused today may be allowed tomorrow.
+
+        Raises StuckError.
+        """
         pause_s = FIRST_PAUSE_S
         while True:
             try:
@@ -98,28 +109,33 @@ class Fetching:
     def _fetch(self, listing: Listing) -> None:
         """All files at once, each of them once, whoever else fetches them."""
         self._cache.remove_abandoned(listing.files)
-        self._check_room(listing)
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="download") as pool:
+        pace, self._since_s = Pace(self._clock(), self._since_s), None
+        self._check_room(listing, pace)
+        pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="download")
+        try:
             pending = {pool.submit(self._hub.fetch, listing.commit, file.name) for file in listing.files}
             failed: BaseException | None = None
             while pending:
                 done, pending = wait(pending, timeout=_LOOK_S)
-                self._measure(listing)
+                self._measure(listing, pace)
                 failed = failed or _error(done)
                 if failed is not None:
                     pending = {one for one in pending if not one.cancel()}
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # whoever still works hangs
         if failed is not None:
             raise failed
         self._cache.remove_abandoned(listing.files)
 
-    def _check_room(self, listing: Listing) -> None:
-        lacking, free = listing.total_bytes - self._measure(listing), self._cache.free_bytes()
+    def _check_room(self, listing: Listing, pace: Pace) -> None:
+        lacking, free = listing.total_bytes - self._measure(listing, pace), self._cache.free_bytes()
         if free < lacking:
             raise DownloadError(f"{self._cache.root} has {gib(free)} free, {gib(lacking)} are still to come")
 
-    def _measure(self, listing: Listing) -> int:
-        done = done_bytes(listing, self._cache.on_disk())
-        self._say(done_bytes=done, total_bytes=listing.total_bytes, problem="")
+    def _measure(self, listing: Listing, pace: Pace) -> int:
+        done, now_s = done_bytes(listing, self._cache.on_disk()), self._clock()
+        pace.seen(done, now_s)
+        self._say(done_bytes=done, total_bytes=listing.total_bytes, problem=pace.problem(now_s))
         return done
 
     def _say(self, **changes: Any) -> None:

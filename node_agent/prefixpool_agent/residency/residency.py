@@ -14,9 +14,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from prefixpool.chain import Canonical, PrefixChain, canonical, prefix_chain
+from prefixpool.comparable import comparable
 from prefixpool.note import Arrival, End
 from prefixpool.wire import Template, Tier
-from prefixpool_agent.residency import comparable, saved
+from prefixpool_agent.residency import saved
 from prefixpool_agent.residency.answer import parse_answer
 from prefixpool_agent.residency.blocks import UNPLACED, BlockTrie
 from prefixpool_agent.residency.boundaries import BoundaryMap, Changes
@@ -44,7 +45,7 @@ class Finished(NamedTuple):
     predicted_tokens: int | None  # at arrival, whole blocks; None: no chain, or its arrival is unknown
     output_tokens: int | None
     uncached: int | None  # prompt tokens that were computed
-    comparable: bool  # False: the engine's own count means something else, see comparable.py
+    comparable: bool  # False: the engine's own count means something else, see prefixpool.comparable
     full: bool  # the engine re-announced what it reused
 
 
@@ -166,7 +167,7 @@ class Residency:
         if body is None:
             self.counts["arrival_without_body"] += 1
             return
-        session.comparable = comparable.comparable(body)
+        session.comparable = comparable(body)
         salt = body.get("cache_salt")
         request = canonical(note.path, body, template=self._template, salt=salt if isinstance(salt, str) else "", day=day)
         if request is not None:

@@ -33,7 +33,14 @@ class _Saved(msgspec.Struct, array_like=True, frozen=True):
     depths: bytes
 
 
+class _Version(msgspec.Struct, array_like=True, frozen=True):
+    """How every version begins."""
+
+    version: int
+
+
 _decoder: Final = msgspec.msgpack.Decoder(_Saved)
+_version: Final = msgspec.msgpack.Decoder(_Version)
 
 
 def dump(kind: Kind, facts: Iterable[tuple[int, Sequence[int]]]) -> bytes:
@@ -64,6 +71,14 @@ def parse(data: bytes, *, only: Kind | None = None) -> tuple[Kind, list[tuple[in
         return kind, _rows(saved)
     except (msgspec.DecodeError, ValueError):  # cut short while it was written
         return None
+
+
+def later(data: bytes) -> bool:
+    """Of a version that came after this one."""
+    try:
+        return _version.decode(data).version > VERSION
+    except (msgspec.DecodeError, ValueError):
+        return False
 
 
 def _rows(saved: _Saved) -> list[tuple[int, list[int]]]:

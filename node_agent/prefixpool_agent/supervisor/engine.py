@@ -109,7 +109,7 @@ class EngineKeeper:
             return self._restarts.ended(well_s=None)
         self._set(pid=child.pid, epoch=epoch, phase=Phase.RUNNING, restarts=self._lives, started_ns=epoch, shm=())
         self._lives += 1
-        watch = _Watch(child, self._run_dir / names.RUN_GATE_STATE, self._plan.startup_timeout_s)
+        watch = _Watch(child, self._run_dir, self._plan.startup_timeout_s)
         try:
             reason = await self._until_over(watch)
         finally:
@@ -128,7 +128,7 @@ class EngineKeeper:
                     await watch.child.stop(self._stop_timeout_s + KILL_AFTER_S)
                     return "stopped on request"
                 if watch.late():
-                    return watch.child.reason(what=f"not ready {self._plan.startup_timeout_s:g} s after its start")
+                    return watch.child.reason(what=f"not ready {self._plan.startup_timeout_s:g} s after {watch.since}")
                 if watch.shm_due():
                     self._record_shm(watch.child)
                 await asyncio.wait(ends, timeout=watch.tick_s(), return_when=asyncio.FIRST_COMPLETED)
@@ -168,11 +168,19 @@ class EngineKeeper:
 
 
 class _Watch:
-    """Clocks of one life: is it well, is it late, is it time to look at its shared memory."""
+    """Clocks of one life: is it well, is it late, is it time to look at its shared memory.
 
-    def __init__(self, child: Child, gate_state: Path, startup_timeout_s: float) -> None:
+    A download may take any time. It tells all the while how far it is, at last that it is done, and each such word begins
+    the time for the start anew; one that falls silent hangs.
+    """
+
+    def __init__(self, child: Child, run_dir: Path, startup_timeout_s: float) -> None:
         self.child = child
-        self._gate_state = gate_state
+        self.since = "its start"
+        self._gate_state = run_dir / names.RUN_GATE_STATE
+        self._download = run_dir / names.RUN_DOWNLOAD
+        self._told_ns = _changed_ns(self._download)  # in an earlier life
+        self._startup_timeout_s = startup_timeout_s
         self._deadline_s = time.monotonic() + startup_timeout_s
         self._well_since_s: float | None = None
         self._shm_due_s = 0.0
@@ -185,7 +193,12 @@ class _Watch:
 
     def late(self) -> bool:
         """True: it should have been up by now."""
-        return self.well_s() is None and time.monotonic() > self._deadline_s
+        if self.well_s() is not None:
+            return False
+        if (told_ns := _changed_ns(self._download)) != self._told_ns:
+            self.since, self._told_ns = "its download", told_ns
+            self._deadline_s = time.monotonic() + self._startup_timeout_s
+        return time.monotonic() > self._deadline_s
 
     def shm_due(self) -> bool:
         now = time.monotonic()
@@ -205,6 +218,14 @@ class _Watch:
             return  # somebody removed it: the next start makes a new one
         if pids:
             self._well_since_s = time.monotonic()
+
+
+def _changed_ns(path: Path) -> int:
+    """0: there is no such file."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def make_private(path: Path) -> None:

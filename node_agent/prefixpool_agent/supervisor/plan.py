@@ -24,7 +24,9 @@ class AgentPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan(AgentPlan):
-    """`stop_timeout_s`: from SIGTERM; 5 s later the group is killed. `startup_timeout_s`: until the gate is up."""
+    """`stop_timeout_s`: from SIGTERM; 5 s later the group is killed. `startup_timeout_s`: until the gate is up, from its
+    start or the last word of its download.
+    """
 
     stop_timeout_s: float
     startup_timeout_s: float

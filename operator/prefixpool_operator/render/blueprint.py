@@ -19,7 +19,7 @@ ROUTER_ACCEPT_S: Final = 5  # the router's setting drain_accept_s
 _SPARE_S: Final = 15
 _START_BASE_S: Final = 900  # profiling, compilation and graphs on top of loading
 _LOAD_BYTES_S: Final = 100_000_000  # of weights, from a slow volume
-_DOWNLOAD_BYTES_S: Final = 10_000_000  # from the Hub: a download that is cut off loses the files that were not whole
+_DOWNLOAD_BYTES_S: Final = 10_000_000  # by the engine itself, as from a bucket; what the worker downloads does not count
 _SIM_START_S: Final = 120
 
 
@@ -64,7 +64,7 @@ class Blueprint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def startup_s(self) -> int:
-        """Until the engine must answer."""
+        """Until the engine must answer, from its start or the end of the worker's download."""
         if self.spec.engine.startup_timeout_seconds:
             return self.spec.engine.startup_timeout_seconds
         rate = _DOWNLOAD_BYTES_S if self.downloads else _LOAD_BYTES_S
@@ -72,7 +72,7 @@ class Blueprint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def downloads(self) -> bool:
-        """Whether the model comes from the Hub."""
+        """Whether the model comes from the Hub, or from elsewhere."""
         return not self.simulated and not self.spec.model.source.startswith("/")
 
     @property

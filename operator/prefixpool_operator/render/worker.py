@@ -21,6 +21,7 @@ PREFIX: Final = "PREFIXPOOL_WORKER"
 _COMMAND: Final = "prefixpool-worker"
 _SIM_MEMORY: Final = 1 << 30
 _STARTS: Final = 5  # the supervisor gives up after so many; the kubelet shall not interfere before
+_OR_DOWNLOADING: Final = "?download=1"
 _PROBE_S: Final = 5
 _SCRATCH: Final = 4 << 30  # compiled kernels and graphs
 _KV_DTYPES: Final = {KvDtype.AUTO: None, KvDtype.BF16: "bfloat16", KvDtype.FP8: "fp8"}
@@ -28,8 +29,10 @@ _KV_DTYPES: Final = {KvDtype.AUTO: None, KvDtype.BF16: "bfloat16", KvDtype.FP8: 
 
 def container(plan: Blueprint) -> Raw:
     """Readiness needs a router that knows the replica's cache; there is no liveness probe, because the supervisor restarts
-    engine and agent by itself, and a restart of the container would load the model again."""
+    engine and agent by itself, and a restart of the container would load the model again. Nor does the kubelet end a start
+    whose download has begun: that may take any time, and what does not come up behind it, the supervisor gives up."""
     starts = plan.startup_s * _STARTS // _PROBE_S + 1
+    started = f"{names.PATH_READYZ}{_OR_DOWNLOADING if plan.downloads else ''}"
     return {
         "name": NAME,
         "image": plan.worker_image,
@@ -41,7 +44,7 @@ def container(plan: Blueprint) -> Raw:
             {"name": "agent", "containerPort": names.AGENT_PORT, "protocol": "TCP"},
         ],
         "resources": _resources(plan),
-        "startupProbe": http_get(names.PATH_READYZ, "agent", period_s=_PROBE_S, failures=starts),
+        "startupProbe": http_get(started, "agent", period_s=_PROBE_S, failures=starts),
         "readinessProbe": http_get(f"{names.PATH_READYZ}?router=1", "agent", period_s=2, failures=3),
         "lifecycle": {"preStop": {"exec": {"command": [_COMMAND, "drain"]}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
