@@ -98,7 +98,7 @@ class Fleet:
         self._metrics.forget(replica.name)
         _log.info("replica left", extra={"replica": replica.name})
 
-    # -- what replicas learn (replica.Watcher)
+    # -- what replicas learn (watcher.Watcher)
 
     def judge(self, replica: Replica) -> None:
         """Bring candidates in line with the replica's verdict, and say so when it changed."""

@@ -16,7 +16,8 @@ from prefixpool_router.fleet import Fleet, FleetSettings
 from prefixpool_router.knowledge import Knowledge
 from prefixpool_router.membership import Member, MemberState
 from prefixpool_router.metrics import RoutingMetrics
-from prefixpool_router.replica import LOST_S, Replica
+from prefixpool_router.reach import LOST_S
+from prefixpool_router.replica import Replica
 from prefixpool_router.state import replica_report
 
 HASHES = array("Q", [11, 22, 33])
