@@ -104,6 +104,8 @@ def test_doctor_said_nothing_of_a_disk_tier_that_fails(cause: DiskCause) -> None
     ("seen", "told", "cause"),
     [
         (replica(agent=None), None, "no_agent"),
+        (replica(agent=None, usable=False, key_refused=True), None, "engine_key_refused"),
+        (replica(usable=False, key_refused=True), info(), "engine_key_refused"),
         (REPLICA, AgentAnswer(problem="connection refused"), "agent_unreachable"),
         (REPLICA, AgentAnswer(problem="answers 401", status=401), "key_mismatch"),
         (REPLICA, AgentAnswer(problem="speaks another version: x", status=200), "agent_version"),

@@ -103,7 +103,7 @@ class Replica:
         if self.member.agent is None or self.member.state is not MemberState.READY:
             return True
         if self.welcome is None or self.status is None:
-            return self._alive
+            return self._alive or self.reach.refuses_key
         expected = self.status.state is State.READY and self.status.mode is Mode.PRECISE
         return not expected or self.pictures.account is Account.WHOLE
 
@@ -256,6 +256,11 @@ class Replica:
         """A probe was answered."""
         self.reach.came_up()
         self._alive = True
+        self._watcher.judge(self)
+
+    def refused_key(self) -> None:
+        """A probe with the key of this router was answered with 401."""
+        self.reach.refused_key()
         self._watcher.judge(self)
 
     def was_fenced(self) -> None:
