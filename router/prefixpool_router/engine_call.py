@@ -15,10 +15,11 @@ import aiohttp
 from aiohttp import hdrs
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
-from aiohttp.http import HttpProcessingError, RawResponseMessage, StreamWriter
+from aiohttp.http import HttpProcessingError, RawResponseMessage
 from multidict import CIMultiDict
 
 from prefixpool.errors import RequestError
+from prefixpool_router.exact_writer import ExactWriter
 from prefixpool_router.failures import ResetError
 
 _HELD_BYTES: Final = 1 << 16  # at twice this much of an answer that its client does not take, the engine is held back
@@ -94,7 +95,7 @@ class EngineCall:
         headers.extend(request.headers)
         if last:
             headers[hdrs.CONNECTION] = "close"
-        writer = StreamWriter(protocol, asyncio.get_running_loop())
+        writer = ExactWriter(protocol, asyncio.get_running_loop())
         if isinstance(body, bytes):
             if body or request.method not in _BODILESS:
                 headers[hdrs.CONTENT_LENGTH] = str(len(body))
@@ -108,7 +109,7 @@ class EngineCall:
             writer.send_headers()
             self._sending = asyncio.create_task(self._pass_on(body, writer), name="request body")
 
-    async def _pass_on(self, body: AsyncIterator[bytes], writer: StreamWriter) -> None:
+    async def _pass_on(self, body: AsyncIterator[bytes], writer: ExactWriter) -> None:
         complete = False
         try:
             async for piece in body:

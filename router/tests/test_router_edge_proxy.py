@@ -34,6 +34,22 @@ async def chunks_of(response: Any) -> list[bytes]:
     return out
 
 
+@pytest.mark.parametrize("answer", ["whole", "stream", "other"])
+@pytest.mark.parametrize("value", [b"caf\xe9", b"\xff\xfe", "caf\u00e9 \U0001f600".encode(), b"\xed\xa0\x80", b"plain"])
+async def test_header_values_that_are_not_utf_8_arrived_without_those_bytes(answer: str, value: bytes) -> None:
+    path = b"/v1/other" if answer == "other" else b"/v1/chat/completions"
+    kind, output = (b"text/event-stream", TOKENS[0]) if answer == "stream" else (b"application/json", b"{}")
+    fields = b"X-Note: " + value + b"\r\nContent-Type: " + kind + b"\r\nContent-Length: %d\r\n\r\n" % len(output)
+    async with running_edge() as edge:
+        edge.backend.script(Raw(b"HTTP/1.1 200 Fine " + value + b"\r\n" + fields + output))
+        reader, writer = await edge.connect()
+        writer.write(b"POST " + path + b" HTTP/1.1\r\nHost: x\r\nX-Note: " + value + b"\r\nContent-Length: 2\r\n\r\n{}")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 Fine " + value + b"\r\n")
+        assert b"\r\nX-Note: " + value + b"\r\n" in head
+        assert edge.backend.received[0].headers["X-Note"].encode("utf-8", "surrogateescape") == value
+
+
 async def test_a_whole_answer() -> None:
     body = b'{"id": "x",\n "choices":[{"message":{"content":"\xc3\xa9"}}], "usage": ' + msgspec.json.encode(USAGE) + b"}\n"
     async with running_edge() as edge:
