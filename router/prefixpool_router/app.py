@@ -19,7 +19,7 @@ from prefixpool_router.credentials import Credentials
 from prefixpool_router.dispatch_types import Dispatcher
 from prefixpool_router.exchange import Arrived, Exchange
 from prefixpool_router.intake import Intake
-from prefixpool_router.limits import Admission, BodyBudget, BodyShare, OverBudgetError, is_held_back
+from prefixpool_router.limits import Admission, BodyBudget, BodyShare, OverBudgetError, check_coding, is_held_back
 from prefixpool_router.metrics import EdgeMetrics
 from prefixpool_router.paths import Api, allowed_methods, route
 from prefixpool_router.proxy import Proxy
@@ -141,6 +141,7 @@ class Edge:
     async def _answer(self, arrived: Arrived, share: BodyShare) -> web.StreamResponse:
         if arrived.request.version not in (HttpVersion10, HttpVersion11):
             raise RequestError(505, "This server speaks HTTP/1.1.")
+        check_coding(arrived.request)
         methods = allowed_methods(arrived.route)
         if arrived.request.method == "OPTIONS":
             return web.Response(status=204, headers={"Allow": ", ".join(methods)})
@@ -170,7 +171,7 @@ class Edge:
             raise ConnectionError("the answer had begun") from error
         self._metrics.rejected.labels(str(error.status)).inc()
         response = refusal(error, Dialect.of_path(request.raw_path), request_id)
-        last = error.status in (408, 413) or isinstance(error, OverBudgetError) or is_held_back(request)
+        last = error.status in (408, 413, 501) or isinstance(error, OverBudgetError) or is_held_back(request)
         if self._closing or last:
             response.force_close()
         return response

@@ -21,6 +21,7 @@ from multidict import CIMultiDict
 from prefixpool.errors import RequestError
 from prefixpool_router.exact_writer import ExactWriter
 from prefixpool_router.failures import ResetError
+from prefixpool_router.limits import is_plain
 
 _HELD_BYTES: Final = 1 << 16  # at twice this much of an answer that its client does not take, the engine is held back
 _MAX_FIELD_BYTES: Final = 1 << 16
@@ -56,6 +57,8 @@ class EngineCall:
                 message, content = await protocol.read()
             if message.code == HTTPStatus.SWITCHING_PROTOCOLS:
                 raise ResetError("the engine changed protocols unasked")
+            if not is_plain(message.headers):
+                raise ResetError("the engine encoded its answer for transfer, unasked")
         except (aiohttp.ClientError, HttpProcessingError, OSError) as error:
             self.abort()
             raise ResetError from error
