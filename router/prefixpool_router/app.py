@@ -26,7 +26,7 @@ from prefixpool_router.proxy import Proxy
 from prefixpool_router.served_models import listed
 from prefixpool_router.server import ClientServer, refusal
 from prefixpool_router.settings import RouterSettings
-from prefixpool_router.tls import server_tls
+from prefixpool_router.tls import listening_tls, server_tls
 from prefixpool_router.upstream import Upstream
 
 _log = logging.getLogger(__name__)
@@ -70,9 +70,9 @@ class Edge:
         self._server = ClientServer(
             self.handle, idle_s=self._settings.idle_timeout_s, unread_s=self._settings.write_timeout_s
         )
-        tls = self._tls.context if self._tls is not None else None
+        tls = listening_tls(self._tls, handshake_s=self._settings.idle_timeout_s)
         for sock in bound(self._settings.host, self._settings.port, shared=shared):
-            self._listeners.append(await loop.create_server(self._server, sock=sock, ssl=tls, backlog=_BACKLOG))
+            self._listeners.append(await loop.create_server(self._server, sock=sock, backlog=_BACKLOG, **tls))
             self.port = int(sock.getsockname()[1])
         self._watcher = loop.create_task(self._watch_files(), name="edge files")
 
