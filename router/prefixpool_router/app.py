@@ -12,6 +12,7 @@ from typing import Final
 
 from aiohttp import HttpVersion10, HttpVersion11, web
 
+from prefixpool import names
 from prefixpool.errors import Dialect, RequestError
 from prefixpool.listening import bound
 from prefixpool_router import headers
@@ -144,7 +145,7 @@ class Edge:
         check_coding(arrived.request)
         methods = allowed_methods(arrived.route)
         if arrived.request.method == "OPTIONS":
-            return web.Response(status=204, headers={"Allow": ", ".join(methods)})
+            return web.Response(status=204, headers={"Allow": ", ".join(methods), "Server": names.SERVER})
         if arrived.request.method not in methods:
             raise RequestError(405, f"Method not allowed; this path takes {', '.join(methods)}.")
         exchange = await self._intake.read(arrived, share)

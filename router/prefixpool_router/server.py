@@ -25,7 +25,7 @@ _PROBE_IDLE_S: Final = 30  # a client that vanished without a word is noticed wi
 def refusal(error: RequestError, dialect: Dialect, request_id: str) -> web.Response:
     """A RequestError as the client's own API would say it."""
     response = web.Response(status=error.status, body=error_body(error, dialect), content_type="application/json")
-    response.headers["Server"] = "prefixpool"
+    response.headers["Server"] = names.SERVER
     if request_id:
         response.headers[names.H_REQUEST_ID] = request_id
     if error.retry_after_s is not None:

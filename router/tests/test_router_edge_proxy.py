@@ -325,6 +325,30 @@ async def test_unknown_paths_are_404_in_the_dialect_of_the_path() -> None:
         assert not edge.dispatcher.dispatches
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/v1/chat/completions", 200),
+        ("POST", "/v1/other", 200),
+        ("GET", "/v1/models", 200),
+        ("OPTIONS", "/v1/models", 204),
+        ("GET", "/metrics", 404),
+    ],
+)
+async def test_answers_told_the_versions_of_python_and_aiohttp(method: str, path: str, status: int) -> None:
+    async with running_edge() as edge:
+        edge.backend.script(Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"))
+        async with edge.client.request(method, edge.url + path, json={}) as response:
+            assert (response.status, response.headers.getall("Server")) == (status, ["prefixpool"])
+
+
+async def test_what_an_engine_calls_itself_is_passed_on() -> None:
+    async with running_edge() as edge:
+        edge.backend.script(Raw(b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\nContent-Length: 2\r\n\r\n{}"))
+        async with edge.post("/v1/completions", {}) as response:
+            assert response.headers.getall("Server") == ["uvicorn"]
+
+
 async def test_the_policy_header_counts_only_where_it_is_allowed() -> None:
     for allowed, expected in ((False, ""), (True, "random")):
         async with running_edge(policy_header=allowed) as edge:
