@@ -315,6 +315,15 @@ async def test_methods() -> None:
         assert not edge.backend.received
 
 
+async def test_a_preflight_is_answered_as_docs_install_says_without_a_word_of_cors() -> None:
+    fields = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
+    async with running_edge() as edge:
+        async with edge.client.options(edge.url + "/v1/chat/completions", headers=fields) as response:
+            assert response.status == 204
+            assert not [name for name in response.headers if name.lower().startswith("access-control-")]
+        assert not edge.backend.received
+
+
 async def test_unknown_paths_are_404_in_the_dialect_of_the_path() -> None:
     async with running_edge() as edge:
         for path, shape in (("/metrics", "error"), ("/v1/messages/", "type")):
