@@ -116,6 +116,8 @@ def _engine_key(s: Subject) -> Finding | None:
 def _no_agent(s: Subject) -> Finding | None:
     if s.replica.agent:
         return None
+    if not s.replica.usable:
+        return _not_usable(s)
     words = "no agent is configured, so routing knows only what was sent there"
     return _warning(s.where, "no_agent", words, "name the agent in the member file to get precise routing")
 
