@@ -89,7 +89,10 @@ def _router(worker: RouterReport) -> list[Finding]:
 
 def _replica(subject: Subject) -> list[Finding]:
     """Causes from the root upwards: where the engine is down, nothing else is worth telling."""
-    for check in (_no_agent, _agent_unreachable, _wrong_key, _agent_version, _engine_down, _other_replica, _other_epoch):
+    roots: Sequence[Callable[[Subject], Finding | None]] = (
+        _engine_key, _no_agent, _agent_unreachable, _wrong_key, _agent_version, _engine_down, _other_replica, _other_epoch,
+    )  # fmt: skip
+    for check in roots:
         finding = check(subject)
         if finding is not None:
             return [finding]
@@ -99,9 +102,22 @@ def _replica(subject: Subject) -> list[Finding]:
     return [finding for check in checks if (finding := check(subject)) is not None]
 
 
+def _engine_key(s: Subject) -> Finding | None:
+    if not s.replica.key_refused:
+        return None
+    return _error(
+        s.where,
+        "engine_key_refused",
+        "its engine refuses the router's key, so nothing is sent there",
+        "give both the same key; the router sends the first of its --engine-key-file",
+    )
+
+
 def _no_agent(s: Subject) -> Finding | None:
     if s.replica.agent:
         return None
+    if not s.replica.usable:
+        return _not_usable(s)
     words = "no agent is configured, so routing knows only what was sent there"
     return _warning(s.where, "no_agent", words, "name the agent in the member file to get precise routing")
 

@@ -15,26 +15,51 @@ from prefixpool import names, private_directory
 from prefixpool.private_directory import PrivateDirectory
 from prefixpool_cli.errors import PoolError
 
+MIB: Final = 1 << 20
+LEAST_ROOM_BYTES: Final = 4 * MIB  # logs and state of a pool that starts are a part of that
 SOCKET_PATH_BYTES: Final = 107  # sun_path of Linux, without its final zero
 _VLLM_NAME_BYTES: Final = 36  # vLLM names its own sockets there by UUIDs
+_PREFIX: Final = "pp-"
 _LONGEST_NAME: Final = max(len(names.RUN_SUPERVISOR_SOCK), len(names.RUN_KV_REPLAY), _VLLM_NAME_BYTES)
 
 
 def make_run_root(parents: Sequence[str] = ()) -> PrivateDirectory:
     """A new directory under the first parent that is short enough for the sockets below it.
 
-    Those that killed pools have left there go. Raises PoolError if none is short enough, or it cannot be written.
+    Those that killed pools have left there go. Raises PoolError if none is short enough, or it is full, or read-only.
     """
     tried = []
-    for parent in parents or (tempfile.gettempdir(), "/tmp"):
+    for parent in parents or (_temporary(), "/tmp"):
         if len(os.fsencode(parent)) + len("/pp-12345678/r999/") + _LONGEST_NAME <= SOCKET_PATH_BYTES:
             with _written(parent):
-                return private_directory.make(parent, "pp-")
+                private_directory.remove_abandoned(parent, _PREFIX)  # which may make room
+                _check_room(parent)
+                return private_directory.make(parent, _PREFIX)
         tried.append(parent)
     raise PoolError(
         f"the directory for sockets would have too long a path: {', '.join(tried)}",
         "set TMPDIR to a directory with a short path; unix sockets allow 107 bytes",
     )
+
+
+def _temporary() -> str:
+    """What TMPDIR names, or the system's. Raises PoolError."""
+    try:
+        return tempfile.gettempdir()
+    except OSError as error:  # it tries to write
+        raise PoolError(
+            "no directory for temporary files can be written: TMPDIR, /tmp, /var/tmp, the current one",
+            "pools keep sockets, logs and their key there; make room, or set TMPDIR to a directory that can be written",
+        ) from error
+
+
+def _check_room(folder: str) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < LEAST_ROOM_BYTES:
+        raise PoolError(
+            f"{folder} is almost full: {free * 10 // MIB / 10} MiB are free, a pool needs {LEAST_ROOM_BYTES // MIB}",
+            "make room there, or set TMPDIR to another directory: sockets, logs and the pool's key are kept in it",
+        )
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -86,6 +86,12 @@ def causes(found: StateReport, agents: dict[str, AgentAnswer]) -> list[str]:
     return [finding.cause for finding in examine(found, agents)]
 
 
+def test_doctor_said_of_a_replica_that_is_down_only_that_it_has_no_agent() -> None:
+    (finding,) = examine(state(replica(agent=None, usable=False, why="down: refused")), {})
+    assert (finding.cause, finding.severity) == ("not_usable", Severity.ERROR)
+    assert "down: refused" in finding.words
+
+
 def test_a_healthy_pool_has_no_findings() -> None:
     assert causes(state(REPLICA), {"local-0": info()}) == []
     assert causes(state(REPLICA), {}) == []
@@ -104,6 +110,8 @@ def test_doctor_said_nothing_of_a_disk_tier_that_fails(cause: DiskCause) -> None
     ("seen", "told", "cause"),
     [
         (replica(agent=None), None, "no_agent"),
+        (replica(agent=None, usable=False, key_refused=True), None, "engine_key_refused"),
+        (replica(usable=False, key_refused=True), info(), "engine_key_refused"),
         (REPLICA, AgentAnswer(problem="connection refused"), "agent_unreachable"),
         (REPLICA, AgentAnswer(problem="answers 401", status=401), "key_mismatch"),
         (REPLICA, AgentAnswer(problem="speaks another version: x", status=200), "agent_version"),

@@ -7,7 +7,9 @@ import signal
 import socket
 import stat
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -89,6 +91,38 @@ def test_logs_are_kept_under_the_name_of_their_place(tmp_path: Path) -> None:
     (tmp_path / "run" / "r0" / "engine.log").write_text("x")
     pool_files.keep_logs(tmp_path / "run", tmp_path / "kept")
     assert (tmp_path / "kept" / "r0-engine.log").read_text() == "x"
+
+
+def test_a_directory_with_almost_no_room_ended_the_pool_later_in_one_of_its_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parent = tempfile.mkdtemp(dir="/tmp")  # its path is short
+    root = pool_files.make_run_root([parent])
+    (root.path / "r0").mkdir()
+    os.close(root.lock)  # as if its pool had been killed
+    room = iter([pool_files.LEAST_ROOM_BYTES - 1, pool_files.LEAST_ROOM_BYTES])
+
+    def usage(folder: str) -> SimpleNamespace:
+        assert not os.listdir(parent), "what killed pools left goes first"
+        return SimpleNamespace(free=next(room))
+
+    monkeypatch.setattr("shutil.disk_usage", usage)
+    with pytest.raises(PoolError, match=r"is almost full: 3\.9 MiB are free, a pool needs 4") as caught:
+        pool_files.make_run_root([parent])
+    assert "TMPDIR" in caught.value.hint
+    assert not os.listdir(parent)
+    pool_files.make_run_root([parent]).remove()
+    os.rmdir(parent)
+
+
+def test_no_directory_for_temporary_files_showed_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    with pytest.raises(PoolError, match="can be written") as caught:
+        pool_files.make_run_root()
+    assert "TMPDIR" in caught.value.hint
 
 
 async def test_a_full_disk_below_a_pools_directory_showed_a_traceback(

@@ -15,6 +15,8 @@ H_PREDICTED: Final = "x-prefixpool-predicted-tokens"  # fixed before the engine 
 H_CACHED: Final = "x-prefixpool-cached-tokens"  # actual; only on answers that are not streamed
 H_REQUEST_ID: Final = "x-request-id"
 
+SERVER: Final = "prefixpool"  # value of `server` on answers of ours; versions are nobody's business
+
 # Request headers that the router reads.
 H_POLICY: Final = "x-prefixpool-policy"  # where the pool allows it
 H_SESSION: Final = "x-session-id"  # for the `session` policy; never forwarded, the gate sets its own

@@ -83,6 +83,7 @@ class Server:
                 web.get(names.PATH_METRICS, self._metrics),
             ]
         )
+        app.on_response_prepare.append(_sign)
         app.on_shutdown.append(self._close_streams)
         return app
 
@@ -222,6 +223,10 @@ class Server:
         async with asyncio.TaskGroup() as group:
             for socket in list(self._sockets):
                 group.create_task(socket.close(code=WSCloseCode.GOING_AWAY, message=b"agent is stopping"))
+
+
+async def _sign(_request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = names.SERVER
 
 
 def _json(value: Any, status: int = 200) -> web.Response:

@@ -79,7 +79,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: Annotated[str, Meta(description="KV cache: auto, or fp8 kinds that the engine knows")] = "auto"
     enforce_eager: Annotated[bool, Meta(description="no graphs or compilation: starts sooner, runs slower")] = False
     cpu_cores: Annotated[
-        str, Meta(description="cores for the engine's threads, as `0-1`; empty: all that this process may use")
+        str,
+        Meta(description="cores for the engine's threads, as `0-1`, of those that this process may use; empty: all of them"),
     ] = ""
     dev_mode: Annotated[bool, Meta(description="open `/reset_prefix_cache` (benchmarks, tests)")] = False
     startup_timeout_s: Annotated[

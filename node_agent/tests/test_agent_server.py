@@ -98,6 +98,11 @@ async def test_control_needs_the_engine_key(client: Client, headers: dict[str, s
         assert answer.status == 401
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/info", "/nowhere"])
+async def test_answers_told_the_versions_of_python_and_aiohttp(client: Client, path: str) -> None:
+    assert (await client.get(path)).headers.getall("Server") == ["prefixpool"]
+
+
 async def test_probes_and_metrics_are_open(client: Client, world: World) -> None:
     assert (await client.get("/healthz")).status == 200
     assert (await client.get("/readyz")).status == 200

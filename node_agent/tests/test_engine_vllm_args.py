@@ -55,6 +55,38 @@ def test_cpu_uses_all_its_cores_and_a_bounded_cache() -> None:
     assert vllm_spec(settings(cpu_cores="1"), HOST).env["VLLM_CPU_OMP_THREADS_BIND"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("cores", "words"),
+    [
+        ("7", "may use cores 0-1, not 7"),
+        ("0-3", "may use cores 0-1, not 2, 3"),
+        ("0-999999", "not 2, 3, 4, 5, 6, …"),
+        ("1-0", "found '1-0'"),
+        ("0,", "found ''"),
+        ("all", "expected cores as"),
+        ("-1", "expected cores as"),
+        ("0-1-2", "expected cores as"),
+        ("0|9", "not 9"),
+    ],
+)
+def test_cores_that_are_not_there_ended_the_engine_a_minute_later(cores: str, words: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        vllm_spec(settings(cpu_cores=cores), HOST)
+    assert "cpu_cores" in str(caught.value)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("cores", ["1", "0-1", "0, 1", "auto", "nobind"])
+def test_cores_pass_as_vllm_takes_them(cores: str) -> None:
+    assert vllm_spec(settings(cpu_cores=cores), HOST).env["VLLM_CPU_OMP_THREADS_BIND"] == cores
+
+
+def test_each_device_of_an_engine_needs_cores_of_its_own() -> None:
+    assert vllm_spec(settings(cpu_cores="0|1", tensor_parallel=2), HOST).env["VLLM_CPU_OMP_THREADS_BIND"] == "0|1"
+    with pytest.raises(SettingsError, match="2 lists of cores"):
+        vllm_spec(settings(cpu_cores="0-1", tensor_parallel=2), HOST)
+
+
 def test_cuda_leaves_memory_and_threads_to_the_engine() -> None:
     spec = vllm_spec(settings(device=Device.CUDA, memory_utilization_percent=85), HOST)
     assert "VLLM_CPU_OMP_THREADS_BIND" not in spec.env

@@ -32,10 +32,15 @@ def health_app(health: Health, registry: CollectorRegistry) -> web.Application:
         return web.Response(body=generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
     app = web.Application()
+    app.on_response_prepare.append(_sign)
     app.add_routes(
         [web.get(names.PATH_HEALTHZ, healthz), web.get(names.PATH_READYZ, readyz), web.get(names.PATH_METRICS, metrics)]
     )
     return app
+
+
+async def _sign(_request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = names.SERVER
 
 
 def _answer(why: str, *, status: int) -> web.Response:

@@ -47,6 +47,7 @@ def admin_app(telling: Telling) -> web.Application:
     """`/healthz` answers for as long as the event loop turns."""
     handlers = _Handlers(telling)
     app = web.Application()
+    app.on_response_prepare.append(_sign)
     app.add_routes(
         [
             web.get(names.PATH_HEALTHZ, handlers.healthz),
@@ -57,6 +58,10 @@ def admin_app(telling: Telling) -> web.Application:
         ]
     )
     return app
+
+
+async def _sign(_request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = names.SERVER
 
 
 def exposition(registry: CollectorRegistry) -> bytes:

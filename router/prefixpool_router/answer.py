@@ -8,7 +8,7 @@ from typing import Final
 from prefixpool import names
 from prefixpool_router import verdict
 from prefixpool_router.engine_answer import EngineAnswer
-from prefixpool_router.failures import BusyError, EmptyError
+from prefixpool_router.failures import BusyError, EmptyError, KeyRefusedError
 from prefixpool_router.paths import Api
 
 _MAX_WHOLE_BYTES: Final = 32 << 20  # a longer answer is relayed as it comes, without the cached-tokens header
@@ -41,6 +41,8 @@ async def open_answer(api: Api, response: EngineAnswer) -> Answer:
 
 async def _read_opening(api: Api, answer: Answer) -> None:
     status, headers = answer.response.status, answer.response.headers
+    if status == 401:
+        raise KeyRefusedError
     if status == 200 and answer.is_stream:
         await _read_first_event(api, answer)
     elif api in _WHOLE or status >= 500:

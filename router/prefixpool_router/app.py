@@ -12,6 +12,7 @@ from typing import Final
 
 from aiohttp import HttpVersion10, HttpVersion11, web
 
+from prefixpool import names
 from prefixpool.errors import Dialect, RequestError
 from prefixpool.listening import bound
 from prefixpool_router import headers
@@ -19,14 +20,14 @@ from prefixpool_router.credentials import Credentials
 from prefixpool_router.dispatch_types import Dispatcher
 from prefixpool_router.exchange import Arrived, Exchange
 from prefixpool_router.intake import Intake
-from prefixpool_router.limits import Admission, BodyBudget, BodyShare, OverBudgetError, is_held_back
+from prefixpool_router.limits import Admission, BodyBudget, BodyShare, OverBudgetError, check_coding, is_held_back
 from prefixpool_router.metrics import EdgeMetrics
 from prefixpool_router.paths import Api, allowed_methods, route
 from prefixpool_router.proxy import Proxy
 from prefixpool_router.served_models import listed
 from prefixpool_router.server import ClientServer, refusal
 from prefixpool_router.settings import RouterSettings
-from prefixpool_router.tls import server_tls
+from prefixpool_router.tls import listening_tls, server_tls
 from prefixpool_router.upstream import Upstream
 
 _log = logging.getLogger(__name__)
@@ -70,9 +71,9 @@ class Edge:
         self._server = ClientServer(
             self.handle, idle_s=self._settings.idle_timeout_s, unread_s=self._settings.write_timeout_s
         )
-        tls = self._tls.context if self._tls is not None else None
+        tls = listening_tls(self._tls, handshake_s=self._settings.idle_timeout_s)
         for sock in bound(self._settings.host, self._settings.port, shared=shared):
-            self._listeners.append(await loop.create_server(self._server, sock=sock, ssl=tls, backlog=_BACKLOG))
+            self._listeners.append(await loop.create_server(self._server, sock=sock, backlog=_BACKLOG, **tls))
             self.port = int(sock.getsockname()[1])
         self._watcher = loop.create_task(self._watch_files(), name="edge files")
 
@@ -141,9 +142,10 @@ class Edge:
     async def _answer(self, arrived: Arrived, share: BodyShare) -> web.StreamResponse:
         if arrived.request.version not in (HttpVersion10, HttpVersion11):
             raise RequestError(505, "This server speaks HTTP/1.1.")
+        check_coding(arrived.request)
         methods = allowed_methods(arrived.route)
         if arrived.request.method == "OPTIONS":
-            return web.Response(status=204, headers={"Allow": ", ".join(methods)})
+            return web.Response(status=204, headers={"Allow": ", ".join(methods), "Server": names.SERVER})
         if arrived.request.method not in methods:
             raise RequestError(405, f"Method not allowed; this path takes {', '.join(methods)}.")
         exchange = await self._intake.read(arrived, share)
@@ -170,7 +172,7 @@ class Edge:
             raise ConnectionError("the answer had begun") from error
         self._metrics.rejected.labels(str(error.status)).inc()
         response = refusal(error, Dialect.of_path(request.raw_path), request_id)
-        last = error.status in (408, 413) or isinstance(error, OverBudgetError) or is_held_back(request)
+        last = error.status in (408, 413, 501) or isinstance(error, OverBudgetError) or is_held_back(request)
         if self._closing or last:
             response.force_close()
         return response

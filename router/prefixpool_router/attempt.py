@@ -23,6 +23,7 @@ from prefixpool_router.prompt_estimate import Anchor, PromptEstimate, TokenEstim
 from prefixpool_router.replica import Replica
 from prefixpool_router.reservation import reservation
 
+KEY_REFUSED: Final = "key_refused"  # `why` of attempts whose engine does not take our key
 BUSY: Final = "busy"  # `why` of attempts that a gate without a free place refused
 STOPPING: Final = frozenset({"fenced", "shutdown", "empty"})  # `why` of attempts that an engine on its way out refused
 
@@ -141,6 +142,8 @@ class FleetDispatch:
             self._replica.went_down(why)
         elif why in STOPPING:
             self._replica.was_fenced()
+        elif why == KEY_REFUSED:
+            self._replica.reach.doubt_key()
         elif why == BUSY:
             self._replica.was_full()
         self._books.fleet.judge(self._replica)

@@ -52,7 +52,7 @@ class FleetDispatcher:
         self._ids = itertools.count(1)
 
     def dispatch(self, request: RoutedRequest, exclude: frozenset[str] = frozenset()) -> FleetDispatch:
-        """Choose and book. Raises RequestError: 503 nobody is left, 404 the model is unknown, 400 no such policy."""
+        """See dispatch_types.Dispatcher."""
         started = self.fleet.clock()
         policy = self._policy(request.policy)
         prompt = self._prompt(request)

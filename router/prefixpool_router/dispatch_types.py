@@ -27,6 +27,18 @@ class NotYetError(RequestError):
         super().__init__(503, "No replica can take this request yet.", code="no_replica", retry_after_s=1)
 
 
+class EngineKeyError(RequestError):
+    """502: the engines refuse the key that this router sends them. A client that was let in can do nothing about it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            502,
+            "The pool's engines refuse the key of its router; your own key is not in question. Whoever runs the pool has to "
+            "give its router (--engine-key-file) and its engines the same key.",
+            code="engine_key_refused",
+        )
+
+
 class RoutedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What routing may know of a request. Built once at the edge, after the edits; `body` is not to be changed."""
 
@@ -94,7 +106,8 @@ class Dispatch(Protocol):
     def finish(self, outcome: Outcome) -> None: ...
 
     def abandon(self, why: str, *, replica_down: bool) -> None:
-        """Undo the booking. `replica_down`: it refused or reset the connection; False: it said fenced or busy."""
+        """Undo the booking. `replica_down`: it refused or reset the connection; False: it said fenced or busy,
+        or refused the key."""
         ...
 
 
@@ -102,7 +115,8 @@ class Dispatcher(Protocol):
     """Chooses replicas."""
 
     def dispatch(self, request: RoutedRequest, exclude: frozenset[str] = frozenset()) -> Dispatch:
-        """Choose and book. Raises RequestError: 503 nobody is left, 404 the model is unknown, 400 no such policy.
+        """Choose and book. Raises RequestError: 503 nobody is left, 404 the model is unknown, 400 no such policy;
+        EngineKeyError if that is why nobody is left.
 
         NotYetError if waiting may help; then `exclude` should not name those who were full.
         """

@@ -15,11 +15,13 @@ import aiohttp
 from aiohttp import hdrs
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
-from aiohttp.http import HttpProcessingError, RawResponseMessage, StreamWriter
+from aiohttp.http import HttpProcessingError, RawResponseMessage
 from multidict import CIMultiDict
 
 from prefixpool.errors import RequestError
+from prefixpool_router.exact_writer import ExactWriter
 from prefixpool_router.failures import ResetError
+from prefixpool_router.limits import is_plain
 
 _HELD_BYTES: Final = 1 << 16  # at twice this much of an answer that its client does not take, the engine is held back
 _MAX_FIELD_BYTES: Final = 1 << 16
@@ -55,6 +57,8 @@ class EngineCall:
                 message, content = await protocol.read()
             if message.code == HTTPStatus.SWITCHING_PROTOCOLS:
                 raise ResetError("the engine changed protocols unasked")
+            if not is_plain(message.headers):
+                raise ResetError("the engine encoded its answer for transfer, unasked")
         except (aiohttp.ClientError, HttpProcessingError, OSError) as error:
             self.abort()
             raise ResetError from error
@@ -94,7 +98,7 @@ class EngineCall:
         headers.extend(request.headers)
         if last:
             headers[hdrs.CONNECTION] = "close"
-        writer = StreamWriter(protocol, asyncio.get_running_loop())
+        writer = ExactWriter(protocol, asyncio.get_running_loop())
         if isinstance(body, bytes):
             if body or request.method not in _BODILESS:
                 headers[hdrs.CONTENT_LENGTH] = str(len(body))
@@ -108,7 +112,7 @@ class EngineCall:
             writer.send_headers()
             self._sending = asyncio.create_task(self._pass_on(body, writer), name="request body")
 
-    async def _pass_on(self, body: AsyncIterator[bytes], writer: StreamWriter) -> None:
+    async def _pass_on(self, body: AsyncIterator[bytes], writer: ExactWriter) -> None:
         complete = False
         try:
             async for piece in body:

@@ -6,7 +6,8 @@ UnansweredError       nothing of this attempt has reached the client
 │   └── LostError     nothing comes, and the engine is known to be out of reach
 ├── SilentError       nothing came for too long
 ├── BusyError         the engine would not begin: fenced, out of room, or shutting down
-└── EmptyError        a 200 without a single token, or cut short
+├── EmptyError        a 200 without a single token, or cut short
+└── KeyRefusedError   the engine does not take the key that this router sends
 """
 
 from __future__ import annotations
@@ -63,3 +64,9 @@ class EmptyError(UnansweredError):
     """A 200 without a single token, or a whole answer that was cut short: the engine is shutting down."""
 
     why = "empty"
+
+
+class KeyRefusedError(UnansweredError):
+    """The engine does not take the key that this router sends. Clients' keys never reach it, so it is not about theirs."""
+
+    why = "key_refused"

@@ -17,7 +17,7 @@ from prefixpool.errors import RequestError
 from prefixpool.listing import listed
 from prefixpool.policy.candidates import UNKNOWN, Candidates
 from prefixpool.wire import Mode, Template
-from prefixpool_router.dispatch_types import NotYetError
+from prefixpool_router.dispatch_types import EngineKeyError, NotYetError
 from prefixpool_router.knowledge import Knowledge
 from prefixpool_router.membership import Member
 from prefixpool_router.metrics import RoutingMetrics
@@ -98,7 +98,7 @@ class Fleet:
         self._metrics.forget(replica.name)
         _log.info("replica left", extra={"replica": replica.name})
 
-    # -- what replicas learn (replica.Watcher)
+    # -- what replicas learn (watcher.Watcher)
 
     def judge(self, replica: Replica) -> None:
         """Bring candidates in line with the replica's verdict, and say so when it changed."""
@@ -189,7 +189,7 @@ class Fleet:
     def eligible(self, model: str, exclude: Collection[str], *, light: bool = False) -> Candidates:
         """Usable replicas that serve the model ("" = any). `light`: no work, which full replicas take, too.
 
-        Raises RequestError 503 or 404, NotYetError if waiting may help; never returns an empty set.
+        Raises RequestError 503, 502 or 404, NotYetError if waiting may help; never returns an empty set.
         """
         unfit = {name for name in exclude if self.candidates.get(name)}
         if self._full and not light:
@@ -213,6 +213,9 @@ class Fleet:
         if model and not self._known_model(model):
             self._metrics.refusals.labels("unknown_model").inc()
             return RequestError(404, f"The model `{model}` does not exist.", code="model_not_found", param="model")
+        if self.replicas and all(replica.reach.refuses_key for replica in self.replicas.values()):
+            self._metrics.refusals.labels("key_refused").inc()
+            return EngineKeyError()
         self._metrics.refusals.labels("no_replica").inc()
         if self.known and not self.replicas:
             message = "The pool has no replicas now."

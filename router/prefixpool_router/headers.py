@@ -83,6 +83,7 @@ def for_client(headers: Mapping[str, str], own: Mapping[str, str]) -> CIMultiDic
         drop |= _named_by_connection(headers)
     out: CIMultiDict[str] = CIMultiDict([(k, v) for k, v in headers.items() if k.lower() not in drop])
     out.update(own)
+    out.setdefault(hdrs.SERVER, names.SERVER)  # else aiohttp tells its version
     return out
 
 

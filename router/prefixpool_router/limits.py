@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Final, NamedTuple
 
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion11, hdrs, web
+from multidict import CIMultiDictProxy
 
 from prefixpool.errors import RequestError
 
@@ -183,6 +184,17 @@ def check_declared(request: web.BaseRequest, limits: BodyLimits) -> None:
     """Raises RequestError 413 before anything of a too large body is read."""
     if request.content_length is not None and request.content_length > limits.max_bytes:
         raise _too_large(limits.max_bytes)
+
+
+def check_coding(request: web.BaseRequest) -> None:
+    """Raises RequestError 501 for a transfer coding besides `chunked`: nobody here undoes it, or passes it on."""
+    if not is_plain(request.headers):
+        raise RequestError(501, "Request bodies must not be encoded for transfer other than `chunked`.")
+
+
+def is_plain(headers: CIMultiDictProxy[str]) -> bool:
+    """Without a transfer coding, or with `chunked` alone, which the HTTP parser undoes."""
+    return all(coding.strip().lower() == "chunked" for coding in headers.getall(hdrs.TRANSFER_ENCODING, ()))
 
 
 def answer_expectation(request: web.BaseRequest) -> None:

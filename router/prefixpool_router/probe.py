@@ -9,16 +9,18 @@ from typing import Final
 import aiohttp
 
 from prefixpool_router.fleet import Fleet
+from prefixpool_router.reach import KEY_REFUSED, Key
 from prefixpool_router.replica import Replica
 
 PROBE_S: Final = 2.0  # deadline of one probe
 _SILENT: Final = f"no answer within {PROBE_S:g} s"
 _CALM: Final = 5  # a plain backend that answers is asked this many times less often
-_NO_HEALTH: Final = frozenset({404, 405, 501})  # plain OpenAI backends need not have /health
+_UNAUTHORISED: Final = 401
+_TELLS_NOTHING: Final = frozenset({404, 405, 501, _UNAUTHORISED})  # plain OpenAI backends need not have /health, nor open it
 
 
 class Prober:
-    """Asks `/health`, or `/v1/models` where there is none."""
+    """Asks `/health`, or `/v1/models` where there is none, or where the key is in question: vLLM wants it there only."""
 
     def __init__(self, fleet: Fleet, http: aiohttp.ClientSession, key: Callable[[], str], interval_s: float) -> None:
         self._fleet = fleet
@@ -37,20 +39,28 @@ class Prober:
             await asyncio.sleep(self._interval_s)
 
     def _is_due(self, replica: Replica) -> bool:
-        if not replica.needs_probe:
+        if not replica.needs_probe and replica.reach.key is Key.TAKEN:
             return False
         waited_s = self._fleet.clock() - replica.created_s
         if replica.member.agent and not replica.was_told and waited_s < self._fleet.settings.agent_grace_s:
             return False  # its agent may be about to say that the engine is still loading
         # One whose agent fell silent is asked at once: its whole machine may be gone.
         plain = replica.member.agent is None and replica.name not in self._silent
-        calm = plain and self._fleet.verdict(replica.name).usable
+        calm = plain and replica.reach.key is Key.TAKEN and self._fleet.verdict(replica.name).usable
         return not calm or self._turn % _CALM == 0
 
     async def _probe(self, replica: Replica) -> None:
-        problem = await self.ask(replica.member.engine)
-        if not replica.needs_probe:
-            return  # its agent spoke meanwhile
+        doubted = replica.reach.key is not Key.TAKEN
+        problem = await self.ask(replica.member.engine, key_doubted=doubted)
+        if problem == KEY_REFUSED:
+            self._silent.discard(replica.name)
+            replica.refused_key()
+        elif doubted and not problem:
+            replica.came_up()
+        elif replica.needs_probe:  # else its agent speaks for it
+            self._judge(replica, problem)
+
+    def _judge(self, replica: Replica, problem: str) -> None:
         if problem == _SILENT and replica.member.agent is None and replica.name not in self._silent:
             self._silent.add(replica.name)
             return
@@ -60,15 +70,16 @@ class Prober:
         else:
             replica.came_up()
 
-    async def ask(self, engine: str) -> str:
-        """Why the engine at this origin does not answer; "" if it does."""
+    async def ask(self, engine: str, *, key_doubted: bool = False) -> str:
+        """Why the engine at this origin does not answer, or not us; "" if it does."""
         try:
             async with asyncio.timeout(PROBE_S):
-                status = await self._status(f"{engine}/health")
-                if status in _NO_HEALTH:
-                    status = await self._status(f"{engine}/v1/models")
-                    return "" if status < 500 else f"/v1/models answers {status}"
-                return "" if status < 500 else f"/health answers {status}"
+                status = await self._status(engine + (path := "/health"))
+                if status in _TELLS_NOTHING or (key_doubted and status < 500):
+                    status = await self._status(engine + (path := "/v1/models"))
+                if status == _UNAUTHORISED:
+                    return KEY_REFUSED
+                return "" if status < 500 else f"{path} answers {status}"
         except TimeoutError:
             return _SILENT
         except (aiohttp.ClientError, OSError) as error:

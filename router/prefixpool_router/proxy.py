@@ -10,9 +10,9 @@ from aiohttp import web
 from prefixpool.errors import RequestError
 from prefixpool_router.answer import Answer, open_answer
 from prefixpool_router.delivery import Delivery
-from prefixpool_router.dispatch_types import Dispatch, Dispatcher, NotYetError, Outcome
+from prefixpool_router.dispatch_types import Dispatch, Dispatcher, EngineKeyError, NotYetError, Outcome
 from prefixpool_router.exchange import Exchange
-from prefixpool_router.failures import BusyError, ResetError, SilentError, UnansweredError
+from prefixpool_router.failures import BusyError, KeyRefusedError, ResetError, SilentError, UnansweredError
 from prefixpool_router.metrics import EdgeMetrics
 from prefixpool_router.settings import RouterSettings
 from prefixpool_router.upstream import Upstream
@@ -79,6 +79,8 @@ class Proxy:
         except RequestError as error:
             if not failures:
                 raise
+            if all(isinstance(failure, KeyRefusedError) for failure in failures.values()):
+                raise EngineKeyError from error
             causes = ", ".join(sorted({failure.why for failure in failures.values()}))
             message = f"No replica could take the request ({len(failures)} tried: {causes})."
             raise RequestError(503, message, retry_after_s=error.retry_after_s or _RETRY_AFTER_S) from error
@@ -117,5 +119,7 @@ def _check_retry(exchange: Exchange, failures: dict[str, UnansweredError], failu
         raise RequestError(504, "The engine did not answer in time.") from failure
     if sum(isinstance(each, ResetError) for each in failures.values()) >= _MAX_RESETS:
         raise RequestError(502, "Two engines broke off before they answered.") from failure
+    if not exchange.repeatable and isinstance(failure, KeyRefusedError):
+        raise EngineKeyError from failure
     if not exchange.repeatable:
         raise RequestError(502, "The engine broke off while the request body was being passed on.") from failure

@@ -9,19 +9,20 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from prefixpool import wire
 from prefixpool.errors import WireError
 from prefixpool.policy.candidates import Candidate
 from prefixpool.wire import Mode, State, Tier
+from prefixpool_router.cache_mode import cache_mode
 from prefixpool_router.knowledge import Knowledge
 from prefixpool_router.load import LoadBook
 from prefixpool_router.membership import Member, MemberState
 from prefixpool_router.pictures import Account, Pictures
+from prefixpool_router.reach import Reach
+from prefixpool_router.watcher import Watcher
 
-LOST_S: Final = 5.0  # an engine that is back by then was only busy
-FENCED_S: Final = 1.0  # how long a refusal by the gate counts when no agent says more
 ATTACH_S: Final = 5.0  # an agent that has just come (back) may not have looked at its engine yet
 _NEVER: Final = float("-inf")
 DEFAULT_BLOCK_TOKENS: Final = 16  # of engines that nobody tells about: only the resolution of comparisons
@@ -36,26 +37,6 @@ class Verdict(NamedTuple):
     mode_why: str  # it is not precise, or warming; "" if it is
 
 
-class Watcher(Protocol):
-    """Who acts on what a replica learns."""
-
-    def judge(self, replica: Replica) -> None:
-        """The verdict, the picture in use, or costs may have changed."""
-        ...
-
-    def weigh(self, replica: Replica) -> None:
-        """Only its load changed, or trust in predictions for it."""
-        ...
-
-    def snapshot_begun(self, replica: Replica) -> None:
-        """To be counted."""
-        ...
-
-    def stream_lost(self, replica: Replica) -> None:
-        """To be counted."""
-        ...
-
-
 class Replica:
     """One member. Receives its agent's stream (`agent_stream.AgentSink`)."""
 
@@ -65,6 +46,7 @@ class Replica:
         self.member = member
         self.candidate = Candidate(member.name)
         self.load = LoadBook()
+        self.reach = Reach()
         self.pictures = Pictures(knowledge, history_ttl_s)
         self.created_s = clock()
         # What its agent told. `welcome` is None without a living stream; `status` outlives it.
@@ -84,12 +66,8 @@ class Replica:
         self._reported_s = _NEVER
         self._removed = False
         self._alive = False  # somebody saw this engine answer: its agent, or a probe
-        self._down = ""
-        self._down_epoch = 0
-        self._gone_since_s: float | None = None  # since when its engine has answered nobody
         self._epoch = 0  # the last one that was told; agents that have not seen their engine yet say 0
         self._attaching_until_s = _NEVER
-        self._fenced_until_s = _NEVER
 
     @property
     def name(self) -> str:
@@ -101,7 +79,7 @@ class Replica:
         """What follows from all that is known now."""
         mode, mode_why = self._mode()
         unusable = self._unusable()
-        self._gone_since_s = (self._gone_since_s or self._clock()) if self._answers_nobody() else None
+        self.reach.note(self._clock(), answers_nobody=self._answers_nobody())
         return Verdict(not unusable, mode, unusable, mode_why)
 
     @property
@@ -125,14 +103,14 @@ class Replica:
         if self.member.agent is None or self.member.state is not MemberState.READY:
             return True
         if self.welcome is None or self.status is None:
-            return self._alive
+            return self._alive or self.reach.refuses_key
         expected = self.status.state is State.READY and self.status.mode is Mode.PRECISE
         return not expected or self.pictures.account is Account.WHOLE
 
     @property
     def needs_probe(self) -> bool:
         """Whether only a probe can tell how its engine is: it is down, or no agent speaks for it."""
-        return bool(self._down) or self.welcome is None or self._attaching
+        return bool(self.reach.down) or self.welcome is None or self._attaching
 
     @property
     def was_told(self) -> bool:
@@ -144,10 +122,8 @@ class Replica:
             return "terminating"
         if self.member.state is MemberState.NOT_READY:
             return "not ready, says the membership"
-        if self._down:
-            return f"down: {self._down}"
-        if self._clock() < self._fenced_until_s:
-            return "it refused a request: fenced or stopping"
+        if problem := self.reach.problem(self._clock()):
+            return problem
         if self.welcome is None or self.status is None:
             problem = self._stream_problem if self.welcome is None else "its agent has not told its state yet"
             return "" if self._alive else f"not seen answering yet; {problem}"
@@ -158,32 +134,17 @@ class Replica:
     @property
     def out_of_reach(self) -> bool:
         """Its engine has answered nobody for some time: what is silent there will not go on."""
-        return self._gone_since_s is not None and self._clock() - self._gone_since_s >= LOST_S
+        return self.reach.lost(self._clock())
 
     def _answers_nobody(self) -> bool:
         """Its engine answers nobody. One that is fenced, or that the membership takes out, still works for those it has."""
-        if self._down:
+        if self.reach.down:
             return True
         told = self.status if self.welcome is not None and not self._attaching else None
         return told is not None and told.state not in (State.READY, State.FENCED)
 
     def _mode(self) -> tuple[Mode, str]:
-        problem = self._imprecise()
-        if not problem:
-            return Mode.PRECISE, "warming" if self.pictures.account is Account.WARMING else ""
-        if self.welcome is not None and self.status is not None and self.status.mode is Mode.NONE:
-            return Mode.NONE, problem
-        return (Mode.APPROXIMATE if self.pictures.history_ttl_s else Mode.NONE), problem
-
-    def _imprecise(self) -> str:
-        if self.welcome is None:
-            return self._stream_problem
-        if self.pictures.account is Account.NONE:
-            return "its agent has sent no picture yet"
-        if self.status is not None and self.status.mode is not Mode.PRECISE:
-            return f"its agent is {self.status.mode}: {self.status.reason or 'no reason given'}"
-        trust = self.pictures.facts_trust
-        return f"predictions drifted: {trust.error:.0%} of cached tokens wrong" if trust.drifted else ""
+        return cache_mode(self.welcome, self.status, self.pictures, self._stream_problem)
 
     # -- membership
 
@@ -253,9 +214,7 @@ class Replica:
         if status.state is not State.STARTING or changed:
             self._attaching_until_s = _NEVER  # it has looked
         self._alive = status.state is State.READY or (self._alive and self._attaching)
-        if status.state is State.READY and status.epoch > self._down_epoch:
-            self._down = ""
-        self._fenced_until_s = _NEVER  # the agent knows better
+        self.reach.told(status.epoch, ready=status.state is State.READY)
         self._watcher.judge(self)
 
     def lost(self, why: str) -> None:
@@ -289,20 +248,24 @@ class Replica:
 
     def went_down(self, why: str) -> None:
         """A connection was refused or reset, or a probe failed: nothing more is sent there, and its affinity is gone."""
-        self._down = why
-        self._down_epoch = self._epoch
+        self.reach.went_down(why, self._epoch)
         self.pictures.engine_down()
         self._watcher.judge(self)
 
     def came_up(self) -> None:
         """A probe was answered."""
-        self._down = ""
+        self.reach.came_up()
         self._alive = True
+        self._watcher.judge(self)
+
+    def refused_key(self) -> None:
+        """A probe with the key of this router was answered with 401."""
+        self.reach.refused_key()
         self._watcher.judge(self)
 
     def was_fenced(self) -> None:
         """It refused a request as one on its way out does. Agents tell this too; this is for before, or their absence."""
-        self._fenced_until_s = self._clock() + FENCED_S
+        self.reach.was_fenced(self._clock())
         self._watcher.judge(self)
 
     def was_full(self) -> None:
@@ -315,14 +278,12 @@ class Replica:
 
     def tick(self, now: float) -> None:
         """Let what is too old lapse. Called a few times a second."""
-        lapsed = self.pictures.expire(now)
+        lapsed = self.reach.lapse(now)
+        lapsed = self.pictures.expire(now) or lapsed
         if self.report is not None and now - self._reported_s > wire.STALE_AFTER_S:
             self.report = None
             self.load.report_expired()
             lapsed = True
-        if self._fenced_until_s <= now:
-            lapsed = lapsed or self._fenced_until_s > _NEVER
-            self._fenced_until_s = _NEVER
         if self._attaching_until_s <= now:
             lapsed = lapsed or self._attaching_until_s > _NEVER
             self._attaching_until_s = _NEVER

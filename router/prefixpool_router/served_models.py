@@ -14,5 +14,5 @@ def listed(models: Sequence[str], request_id: str) -> web.Response:
     """As engines list them."""
     data = [{"id": model, "object": "model", "created": 0, "owned_by": "prefixpool"} for model in models]
     body = msgspec.json.encode({"object": "list", "data": data})
-    headers = {"Server": "prefixpool", names.H_REQUEST_ID: request_id}
+    headers = {"Server": names.SERVER, names.H_REQUEST_ID: request_id}
     return web.Response(body=body, content_type="application/json", headers=headers)

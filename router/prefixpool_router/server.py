@@ -7,12 +7,14 @@ import logging
 import socket
 from typing import Any, Final
 
-from aiohttp import web
+from aiohttp import StreamReader, web
+from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.http_parser import RawRequestMessage
 
 from prefixpool import names
 from prefixpool.errors import Dialect, RequestError, error_body
+from prefixpool_router.exact_writer import ExactWriter
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +25,7 @@ _PROBE_IDLE_S: Final = 30  # a client that vanished without a word is noticed wi
 def refusal(error: RequestError, dialect: Dialect, request_id: str) -> web.Response:
     """A RequestError as the client's own API would say it."""
     response = web.Response(status=error.status, body=error_body(error, dialect), content_type="application/json")
-    response.headers["Server"] = "prefixpool"
+    response.headers["Server"] = names.SERVER
     if request_id:
         response.headers[names.H_REQUEST_ID] = request_id
     if error.retry_after_s is not None:
@@ -78,12 +80,24 @@ class ClientConnection(web.RequestHandler):
         return response
 
 
+def _request(
+    message: RawRequestMessage,
+    payload: StreamReader,
+    protocol: web.RequestHandler,
+    writer: AbstractStreamWriter,
+    task: asyncio.Task[None],
+) -> web.BaseRequest:
+    loop = asyncio.get_running_loop()
+    return web.BaseRequest(message, payload, protocol, ExactWriter(protocol, loop), task, loop)
+
+
 class ClientServer(web.Server):
     """Makes a ClientConnection for each client; a client that goes away cancels its handler."""
 
     def __init__(self, handler: Any, *, idle_s: float, unread_s: float) -> None:
         super().__init__(
             handler,
+            request_factory=_request,
             handler_cancellation=True,
             access_log=None,
             keepalive_timeout=idle_s,

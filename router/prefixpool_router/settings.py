@@ -102,7 +102,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     queue_timeout_s: Annotated[float, Meta(description="how long one may wait for a place before it gets 429", gt=0)] = 30.0
     body_timeout_s: Annotated[float, Meta(description="for a request's body to arrive", gt=0)] = 60.0
     idle_timeout_s: Annotated[
-        float, Meta(description="for a client's next request, or for the whole head of one, to arrive", gt=0)
+        float, Meta(description="for a client's TLS handshake, its next request, or the whole head of one, to arrive", gt=0)
     ] = 75.0
     write_timeout_s: Annotated[
         float, Meta(description="how long a client may take nothing of its answer before it is cut off", gt=0)

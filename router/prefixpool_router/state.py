@@ -43,6 +43,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     costs: dict[str, float]  # wire.Costs
     load_s_per_token: dict[str, float] = {}  # by tier, as reckoned with: measured there, or what others measured
     store: str = ""  # id of the directory that its disk shares with others; "": none
+    key_refused: bool = False  # its engine refuses the key of this router
     disk: DiskProblem | None = None  # what its agent says is wrong with its disk tier
     predicted_tokens: dict[str, int] = {}  # by tier: cached tokens expected of its answers, as the metric counts them
 
@@ -110,6 +111,7 @@ def replica_report(fleet: Fleet, replica: Replica) -> ReplicaReport:
             "disk": replica.candidate.rates.disk_s_per_token,
         },
         store=status.store if status is not None else "",
+        key_refused=replica.reach.refuses_key,
         disk=status.disk if status is not None else None,
         predicted_tokens={tier.name.lower(): tokens for tier, tokens in replica.predicted.items()},
     )

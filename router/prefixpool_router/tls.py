@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import ssl
-from typing import Final
+from typing import Any, Final
 
 from prefixpool.errors import SettingsError
 from prefixpool_router.watched_file import WatchedFile
 
 _log = logging.getLogger(__name__)
+_FAREWELL_S: Final = 5.0  # for a client to confirm that a connection ends
 _MINIMUM: Final = ssl.TLSVersion.TLSv1_2
 
 
@@ -48,6 +49,13 @@ class ServerTls:
         except (OSError, ssl.SSLError) as error:
             raise SettingsError(f"{self._paths[0]}, {self._paths[1]}: not a certificate and its key: {error}") from error
         return context
+
+
+def listening_tls(tls: ServerTls | None, *, handshake_s: float) -> dict[str, Any]:
+    """Arguments of `create_server`. Until its handshake is done a connection is asyncio's, and knows no other deadline."""
+    if tls is None:
+        return {}
+    return {"ssl": tls.context, "ssl_handshake_timeout": handshake_s, "ssl_shutdown_timeout": min(handshake_s, _FAREWELL_S)}
 
 
 def _new_context() -> ssl.SSLContext:

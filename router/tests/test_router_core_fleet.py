@@ -12,11 +12,13 @@ from prometheus_client import CollectorRegistry
 from prefixpool import wire
 from prefixpool.errors import RequestError, WireError
 from prefixpool.wire import Mode, State, Tier
+from prefixpool_router.dispatch_types import EngineKeyError
 from prefixpool_router.fleet import Fleet, FleetSettings
 from prefixpool_router.knowledge import Knowledge
 from prefixpool_router.membership import Member, MemberState
 from prefixpool_router.metrics import RoutingMetrics
-from prefixpool_router.replica import LOST_S, Replica
+from prefixpool_router.reach import KEY_REFUSED, LOST_S
+from prefixpool_router.replica import Replica
 from prefixpool_router.state import replica_report
 
 HASHES = array("Q", [11, 22, 33])
@@ -79,6 +81,44 @@ def precise(world: World, name: str = "a") -> Replica:
 
 
 # -- usable
+
+
+def test_a_request_that_was_answered_401_costs_no_replica_before_a_probe_was(world: World) -> None:
+    """Clients choose what they ask for, and engines may open some of it to others than us."""
+    replica = precise(world)
+    replica.reach.doubt_key()
+    assert world.verdict() == (True, Mode.PRECISE, "")
+    replica.refused_key()
+    usable, _, why = world.verdict()
+    assert not usable
+    assert "--engine-key-file" in why
+    assert replica_report(world.fleet, replica).key_refused
+    assert world.depth(replica) == 192, "its cache is what it was"
+    world.later(LOST_S)
+    assert not replica.out_of_reach, "what runs there goes on"
+    replica.status_changed(wire.Status(state=State.READY, epoch=1))
+    assert not world.verdict()[0], "its agent knows nothing of our key"
+    replica.came_up()
+    assert world.verdict() == (True, Mode.PRECISE, "")
+
+
+def test_a_pool_whose_engines_all_refuse_the_key_says_so_to_clients(world: World) -> None:
+    for name in ("a", "b"):
+        precise(world, name).refused_key()
+    with pytest.raises(EngineKeyError):
+        world.fleet.eligible("m", ())
+    assert world.metric("refusals_total", cause="key_refused") == 1
+    world.fleet.replicas["b"].went_down("refused")
+    with pytest.raises(RequestError) as caught:
+        world.fleet.eligible("m", ())
+    assert caught.value.status == 503, "b may be back at any moment"
+
+
+def test_a_starting_router_does_not_wait_for_a_replica_that_refuses_its_key(world: World) -> None:
+    world.join("a").refused_key()
+    assert world.fleet.readiness("") == (False, f"no usable replica: a: {KEY_REFUSED}")
+    with pytest.raises(EngineKeyError):
+        world.fleet.eligible("m", ())
 
 
 def test_a_replica_with_an_agent_is_used_once_its_engine_is_ready(world: World) -> None:

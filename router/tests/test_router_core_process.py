@@ -132,6 +132,8 @@ async def test_the_admin_port_tells_what_happened(pool: Pool, http: aiohttp.Clie
         answer = await chat(http, router.edge.port, **{"x-request-id": "mine"})
         assert answer.status == 200
         assert (await get(http, router.admin_port, "/healthz")).status == 200
+        async with http.get(f"http://127.0.0.1:{router.admin_port}/healthz") as alive:
+            assert alive.headers.getall("Server") == ["prefixpool"]
         ready = await get(http, router.admin_port, "/readyz")
         assert (ready.status, ready.body) == (200, {"ready": True, "why": "2 of 2 replicas usable"})
         state = (await get(http, router.admin_port, "/state")).body["workers"][0]

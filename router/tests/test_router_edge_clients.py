@@ -116,6 +116,28 @@ async def test_compressed_bodies_are_refused() -> None:
         assert response.status == 415
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/audio/transcriptions"])
+@pytest.mark.parametrize("coding", ["gzip, chunked", "GZIP,chunked", "x-\xe9, chunked"])
+async def test_a_body_in_another_transfer_coding_reached_engines_as_garbage(path: str, coding: str) -> None:
+    async with running_edge() as edge:
+        reader, writer = await edge.connect()
+        fields = f"Host: x\r\nTransfer-Encoding: {coding}\r\n\r\n".encode("latin-1")
+        writer.write(f"POST {path} HTTP/1.1\r\n".encode() + fields + b"2\r\n{}\r\n0\r\n\r\n")
+        answer = await read_all(reader)  # the connection ends with it
+        assert answer.startswith(b"HTTP/1.1 501 ")
+        assert b"must not be encoded for transfer" in answer
+        assert edge.backend.received == []
+
+
+@pytest.mark.parametrize("coding", [b"chunked", b"Chunked", b" chunked "])
+async def test_chunked_bodies_are_taken_however_it_is_spelt(coding: bytes) -> None:
+    async with running_edge() as edge:
+        reader, writer = await edge.connect()
+        fields = b"Host: x\r\nConnection: close\r\nTransfer-Encoding: " + coding + b"\r\n\r\n"
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\n" + fields + b"2\r\n{}\r\n0\r\n\r\n")
+        assert (await read_all(reader)).startswith(b"HTTP/1.1 200 ")
+
+
 async def test_a_body_that_trickles_in_has_a_deadline() -> None:
     async with running_edge(body_timeout_s=0.1) as edge:
         reader, writer = await edge.connect()

@@ -224,6 +224,7 @@ def test_headers_for_the_client() -> None:
         ("Set-Cookie", "a=1"),
         ("Set-Cookie", "b=2"),
         ("x-prefixpool-replica", "p-0"),
+        ("Server", "prefixpool"),
     ]
 
 
@@ -233,7 +234,7 @@ def test_headers_that_a_second_connection_line_names_went_on() -> None:
     )
     up = for_engine(fields, api=Api.CHAT, request_id="r1", engine_key="", priority_allowed=False)
     assert dict(up) == {"X": "3", "x-request-id": "r1"}
-    assert dict(for_client(fields, {})) == {"X": "3"}
+    assert dict(for_client(fields, {})) == {"X": "3", "Server": "prefixpool"}
 
 
 def test_request_ids() -> None:

@@ -52,6 +52,30 @@ async def test_tls_and_a_renewed_certificate(tmp_path: Path) -> None:
             await renewed()
 
 
+@pytest.mark.parametrize("tls", [True, False])
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01\x00"], ids=["silent", "half"])
+async def test_a_client_that_never_finished_its_handshake_kept_its_connection(
+    tmp_path: Path, sent: bytes, *, tls: bool
+) -> None:
+    files = install("first", tmp_path) if tls else {}
+    async with running_edge(idle_timeout_s=0.1, **files) as edge:
+        reader, writer = await edge.connect()
+        writer.write(sent)
+        async with asyncio.timeout(5):
+            answer = await reader.read()
+        assert not tls or answer == b""
+
+
+async def test_a_client_that_says_nothing_behind_its_handshake_is_cut_off(tmp_path: Path) -> None:
+    async with running_edge(idle_timeout_s=0.3, **install("first", tmp_path)) as edge:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", edge.edge.port, ssl=trusting("first"), server_hostname="127.0.0.1"
+        )
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+        writer.transport.abort()
+
+
 def test_half_a_renewal_changes_nothing(tmp_path: Path) -> None:
     tls = ServerTls(*install("first", tmp_path).values())
     shutil.copy(CERTIFICATES / "second.cert.pem", tmp_path / "cert.pem")

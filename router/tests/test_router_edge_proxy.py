@@ -34,6 +34,22 @@ async def chunks_of(response: Any) -> list[bytes]:
     return out
 
 
+@pytest.mark.parametrize("answer", ["whole", "stream", "other"])
+@pytest.mark.parametrize("value", [b"caf\xe9", b"\xff\xfe", "caf\u00e9 \U0001f600".encode(), b"\xed\xa0\x80", b"plain"])
+async def test_header_values_that_are_not_utf_8_arrived_without_those_bytes(answer: str, value: bytes) -> None:
+    path = b"/v1/other" if answer == "other" else b"/v1/chat/completions"
+    kind, output = (b"text/event-stream", TOKENS[0]) if answer == "stream" else (b"application/json", b"{}")
+    fields = b"X-Note: " + value + b"\r\nContent-Type: " + kind + b"\r\nContent-Length: %d\r\n\r\n" % len(output)
+    async with running_edge() as edge:
+        edge.backend.script(Raw(b"HTTP/1.1 200 Fine " + value + b"\r\n" + fields + output))
+        reader, writer = await edge.connect()
+        writer.write(b"POST " + path + b" HTTP/1.1\r\nHost: x\r\nX-Note: " + value + b"\r\nContent-Length: 2\r\n\r\n{}")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 Fine " + value + b"\r\n")
+        assert b"\r\nX-Note: " + value + b"\r\n" in head
+        assert edge.backend.received[0].headers["X-Note"].encode("utf-8", "surrogateescape") == value
+
+
 async def test_a_whole_answer() -> None:
     body = b'{"id": "x",\n "choices":[{"message":{"content":"\xc3\xa9"}}], "usage": ' + msgspec.json.encode(USAGE) + b"}\n"
     async with running_edge() as edge:
@@ -299,6 +315,15 @@ async def test_methods() -> None:
         assert not edge.backend.received
 
 
+async def test_a_preflight_is_answered_as_docs_install_says_without_a_word_of_cors() -> None:
+    fields = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
+    async with running_edge() as edge:
+        async with edge.client.options(edge.url + "/v1/chat/completions", headers=fields) as response:
+            assert response.status == 204
+            assert not [name for name in response.headers if name.lower().startswith("access-control-")]
+        assert not edge.backend.received
+
+
 async def test_unknown_paths_are_404_in_the_dialect_of_the_path() -> None:
     async with running_edge() as edge:
         for path, shape in (("/metrics", "error"), ("/v1/messages/", "type")):
@@ -307,6 +332,30 @@ async def test_unknown_paths_are_404_in_the_dialect_of_the_path() -> None:
                 assert shape in await response.json()
                 assert response.headers[H_REQUEST_ID]
         assert not edge.dispatcher.dispatches
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/v1/chat/completions", 200),
+        ("POST", "/v1/other", 200),
+        ("GET", "/v1/models", 200),
+        ("OPTIONS", "/v1/models", 204),
+        ("GET", "/metrics", 404),
+    ],
+)
+async def test_answers_told_the_versions_of_python_and_aiohttp(method: str, path: str, status: int) -> None:
+    async with running_edge() as edge:
+        edge.backend.script(Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"))
+        async with edge.client.request(method, edge.url + path, json={}) as response:
+            assert (response.status, response.headers.getall("Server")) == (status, ["prefixpool"])
+
+
+async def test_what_an_engine_calls_itself_is_passed_on() -> None:
+    async with running_edge() as edge:
+        edge.backend.script(Raw(b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\nContent-Length: 2\r\n\r\n{}"))
+        async with edge.post("/v1/completions", {}) as response:
+            assert response.headers.getall("Server") == ["uvicorn"]
 
 
 async def test_the_policy_header_counts_only_where_it_is_allowed() -> None:

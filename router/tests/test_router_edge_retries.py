@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -21,6 +22,11 @@ ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content":
 ABORT = event({"choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "abort"}]})
 DONE = event(b"[DONE]")
 SHUT_DOWN = as_json({"error": {"message": "cannot schedule new futures after shutdown", "code": 500}}, 500)
+UNAUTHORISED = Answer(
+    b'{"error":{"message":"Incorrect API key provided: sk-1234","code":401}}',
+    401,
+    {"Content-Type": "application/json", "WWW-Authenticate": "Bearer"},
+)
 ABORTED = as_json(
     {"choices": [{"text": "", "finish_reason": "abort"}], "usage": {"prompt_tokens": 9, "completion_tokens": 0}}
 )
@@ -46,6 +52,8 @@ def asked(edge: EdgeUnderTest) -> list[int]:
         (busy(), "busy", False, STREAM),
         (Answer(b"engine is currently busy", 503), "busy", False, CHAT),
         (SHUT_DOWN, "shutdown", False, STREAM),
+        (UNAUTHORISED, "key_refused", False, CHAT),
+        (UNAUTHORISED, "key_refused", False, STREAM),
         (ABORTED, "empty", False, CHAT),
         (CUT_SHORT, "empty", False, CHAT),
         (NO_CHOICE, "empty", False, CHAT),
@@ -111,6 +119,39 @@ async def test_when_all_are_busy_the_client_is_told_to_come_back() -> None:
         async with edge.post("/v1/messages", CHAT) as response:
             assert (await response.json())["error"]["type"] == "overloaded_error"
         assert asked(edge) == [2, 2]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/models", "/v1/other"])
+async def test_engines_that_refused_the_routers_key_looked_as_if_the_clients_were_wrong(path: str) -> None:
+    async with running_edge(replicas=2) as edge:
+        for backend in edge.backends:
+            backend.default = UNAUTHORISED
+        asking = edge.client.get(edge.url + path) if path == "/v1/models" else edge.post(path, CHAT)
+        async with asking as response:
+            assert response.status == 502
+            assert "WWW-Authenticate" not in response.headers
+            error = (await response.json())["error"]
+        assert "your own key is not in question" in error["message"]
+        assert "--engine-key-file" in error["message"]
+        assert "sk-1234" not in error["message"]
+        if path == "/v1/messages":
+            assert error["type"] == "api_error"
+        else:
+            assert (error["type"], error["code"]) == ("server_error", "engine_key_refused")
+        assert asked(edge) == [1, 1]
+        assert [d.abandoned for d in edge.dispatcher.dispatches] == [("key_refused", False)] * 2
+
+
+async def test_a_refused_key_is_told_of_a_body_that_cannot_be_sent_twice_too() -> None:
+    async with running_edge(replicas=2) as edge:
+        edge.backends[0].script(UNAUTHORISED)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"x" * 1000
+
+        async with edge.client.post(f"{edge.url}/v1/audio", data=pieces()) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (502, "engine_key_refused")
+        assert asked(edge) == [1, 0]
 
 
 async def test_a_request_that_kills_engines_does_not_kill_them_all() -> None:

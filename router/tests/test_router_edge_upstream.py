@@ -52,6 +52,8 @@ async def upstream_to_one() -> AsyncIterator[tuple[Upstream, Backend]]:
         b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
         b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n",
         OK + b"no colon\r\n\r\n",
+        OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        OK + b"Transfer-Encoding: gzip\r\n\r\n",
         OK + b"Content-Length: -1\r\n\r\n",
         OK + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
         OK + b"A: " + b"x" * 70_000,
@@ -64,8 +66,9 @@ async def upstream_to_one() -> AsyncIterator[tuple[Upstream, Backend]]:
 async def test_what_is_not_plainly_http_is_an_error(raw: bytes) -> None:
     async with upstream_to_one() as (upstream, backend):
         backend.script(Raw(raw))
-        with pytest.raises(ResetError):
-            await read(await upstream.send(backend.url, POST))
+        async with asyncio.timeout(5):
+            with pytest.raises(ResetError):
+                await read(await upstream.send(backend.url, POST))
 
 
 @pytest.mark.parametrize("raw", [b"", OK, OK + b"Content-Length: 2\r\n\r\na", OK + CHUNKED + b"1\r\na\r\n"])

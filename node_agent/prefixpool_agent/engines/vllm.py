@@ -12,6 +12,7 @@ from prefixpool import names
 from prefixpool.engine_arguments import VLLM, check, split
 from prefixpool.errors import SettingsError
 from prefixpool.listening import reachable
+from prefixpool_agent.engines import cpu_cores
 from prefixpool_agent.engines.base import DeadlineRates, EngineSpec, Host, core_list, startup_deadline_s
 from prefixpool_agent.settings import Device, WorkerSettings
 from prefixpool_agent.tiers.connector import kv_transfer
@@ -157,6 +158,7 @@ def _env(settings: WorkerSettings, host: Host, extra: Sequence[str]) -> dict[str
         env["HF_HUB_OFFLINE"] = "1"  # the model is a folder: nothing is to be fetched
     if settings.device is Device.CPU:
         # "auto" keeps one core back, which on two cores doubles the time of a prefill (research: vllm.md 4.2).
-        cores = settings.cpu_cores or ("auto" if settings.tensor_parallel > 1 else core_list(host.cores))
-        env["VLLM_CPU_OMP_THREADS_BIND"] = cores
+        own = "auto" if settings.tensor_parallel > 1 else core_list(host.cores)
+        given = settings.cpu_cores and cpu_cores.checked(settings.cpu_cores, host.cores, settings.tensor_parallel)
+        env["VLLM_CPU_OMP_THREADS_BIND"] = given or own
     return env
