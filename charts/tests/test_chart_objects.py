@@ -1,6 +1,7 @@
 """What the chart renders, for every file in ci/: clean, consistent, and in the operator's own words."""
 
 import argparse
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -149,6 +150,15 @@ def test_references_of_images(image: Raw, registry: str, reference: str) -> None
     assert operator_settings({"worker": {"image": image}, "global": {"imageRegistry": registry}}).worker_image == reference
 
 
+def test_a_registry_that_is_an_ipv6_address_broke_the_deployment() -> None:
+    """A plain scalar that begins with a bracket is a list."""
+    values: Raw = {"global": {"imageRegistry": "[fd00::1]:5000"}}
+    control = "[fd00::1]:5000/prefixpool/control:0.1.0"
+    assert {each["spec"]["containers"][0]["image"] for each in of_kind("Pod", values)} == {control}
+    assert pod(values)["containers"][0]["image"] == control
+    assert operator_settings(values).worker_image == "[fd00::1]:5000/prefixpool/worker:0.1.0"
+
+
 def test_routers_run_the_operators_image_or_one_of_their_own() -> None:
     assert (
         operator_settings({"image": {"tag": "1.2"}}).router_image == pod({"image": {"tag": "1.2"}})["containers"][0]["image"]
@@ -164,6 +174,9 @@ def test_routers_run_the_operators_image_or_one_of_their_own() -> None:
         ({"nameOverride": "pool"}, "llm", "llm-pool-operator"),
         ({"fullnameOverride": "mine"}, "llm", "mine-operator"),
         ({}, "r" * 53, "r" * 45 + "-operator"),
+        ({}, "llm.example", "llm-example-prefixpool-operator"),
+        ({}, "7", "prefixpool-7-prefixpool-operator"),
+        ({}, "7-prefixpool", "prefixpool-7-prefixpool-operator"),
     ],
 )
 def test_names(values: Raw, release: str, name: str) -> None:
@@ -172,6 +185,8 @@ def test_names(values: Raw, release: str, name: str) -> None:
         name
     }
     assert all(len(each["metadata"]["name"]) <= 63 for each in found)
+    (service,) = (each for each in found if each["kind"] == "Service")
+    assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", service["metadata"]["name"]), "else the API server refuses it"
 
 
 def test_a_release_and_a_namespace_that_are_named_by_numbers() -> None:
@@ -207,6 +222,24 @@ def test_the_default_and_given_extension_points() -> None:
     assert values["podLabels"].items() <= template["labels"].items()
     assert values["podAnnotations"].items() <= template["annotations"].items()
     assert one("ConfigMap", values)["metadata"]["namespace"] == chart.NAMESPACE  # extraObjects, its template filled in
+
+
+def test_an_account_that_withholds_its_token_left_the_operator_without_one() -> None:
+    """The `default` ones are commonly hardened so."""
+    assert pod({"serviceAccount": {"create": False}})["automountServiceAccountToken"] is True
+
+
+def test_an_upgrade_of_as_many_operators_as_there_are_nodes_waited_for_one_more_node() -> None:
+    """The fourth of three, which an upgrade starts before it ends one, may share a node."""
+    assert chart.CI["ha"]["replicas"] == 3
+    assert pod(chart.CI["ha"])["affinity"]["podAntiAffinity"].keys() == {"preferredDuringSchedulingIgnoredDuringExecution"}
+
+
+def test_the_operator_beside_gpus_found_no_node_where_the_control_plane_is_not_a_clusters_own() -> None:
+    spec = pod(chart.CI["gpu"])
+    assert spec["nodeSelector"] == {"kubernetes.io/os": "linux"}
+    (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert {each["operator"] for each in term["matchExpressions"]} == {"DoesNotExist"}
 
 
 def test_the_committed_crd_is_copied_byte_for_byte_and_rendered_whole(pytestconfig: pytest.Config) -> None:

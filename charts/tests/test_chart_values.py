@@ -76,6 +76,12 @@ def test_other_charts_may_have_global_values() -> None:
         {"podAnnotations": {"a": 1}},
         {"monitoring": {"podMonitor": {"interval": "soon"}}},
         {"podDisruptionBudget": {"maxUnavailable": 0}},
+        {"podDisruptionBudget": {"maxUnavailable": "0%"}},
+        {"podDisruptionBudget": {"maxUnavailable": "101%"}},
+        {"fullnameOverride": "7up"},
+        {"crds": {"keep": None}},
+        {"log": {"level": None}},
+        {"worker": {"image": {"repository": None}}},
     ],
     ids=str,
 )
@@ -98,11 +104,33 @@ def test_a_wrong_value_is_refused(values: Raw) -> None:
         {"serviceAccount": {"name": "team.account"}},
         {"podAnnotations": {"prometheus.io/scrape": "any text, of any kind"}},
         {"nodeSelector": {"kubernetes.io/arch": "amd64"}},
+        {"podDisruptionBudget": {"maxUnavailable": "100%"}},
     ],
     ids=str,
 )
 def test_whatever_kubernetes_takes_is_taken(values: Raw) -> None:
-    assert chart.files(values)
+    assert chart.objects(values)
+
+
+@pytest.mark.parametrize("path", [path for path in (*groups(), *ROWS) if path], ids=".".join)
+def test_a_value_that_is_taken_away_is_done_without_or_asked_for_by_name(path: Path) -> None:
+    """`watch:` with nothing below it is null, which takes the default away."""
+    found = rendered_or_asked(nested(path, None))
+    if isinstance(found, str):
+        assert f"missing property '{path[-1]}'" in found
+    else:
+        (flags,) = (
+            each["spec"]["template"]["spec"]["containers"][0]["args"] for each in found if each["kind"] == "Deployment"
+        )
+        assert not [flag for flag in flags if flag.endswith("=")]
+
+
+def rendered_or_asked(values: Raw) -> list[Raw] | str:
+    """Objects, or what the schema says."""
+    try:
+        return chart.objects(values)
+    except HelmValuesError as error:
+        return str(error)
 
 
 def test_names_are_those_that_the_programs_take() -> None:
@@ -148,3 +176,52 @@ def test_a_page_speaks_of_values_and_files_that_exist(page: str, pytestconfig: p
         assert (pytestconfig.rootpath / file).exists(), file
     for file in linked:
         assert (pytestconfig.rootpath / page).parent.joinpath(file).exists(), file
+
+
+def commands() -> list[str]:
+    """Of Helm, in docs/install.md, each on one line."""
+    text = (chart.FOLDER.parents[1] / "docs/install.md").read_text().replace("\\\n", " ")
+    return re.findall(r"^    (helm .*)$", text, re.MULTILINE)
+
+
+def test_no_command_of_the_guide_brings_pools_before_their_kind_is_there() -> None:
+    """Helm refuses the whole release."""
+    installs = [command for command in commands() if command.startswith("helm install")]
+    assert len(installs) > 1
+    for command in installs:
+        for name in re.findall(r"ci/(\w+)-values", command):
+            assert not chart.CI[name].get("pools"), command
+
+
+def test_no_upgrade_of_the_guide_forgets_the_registry_that_was_given_at_first() -> None:
+    upgrades = [command for command in commands() if command.startswith("helm upgrade")]
+    assert len(upgrades) > 1
+    assert all("--reset-then-reuse-values" in command for command in upgrades)
+
+
+@pytest.mark.parametrize("page", ["docs/install.md", "images/Dockerfile"])
+def test_images_are_pushed_under_the_tag_that_the_chart_asks_for(page: str) -> None:
+    version = yaml.safe_load((chart.FOLDER / "Chart.yaml").read_text())["appVersion"]
+    tags = re.findall(r"prefixpool/(?:control|worker):(\S+?)[`,\s]", (chart.FOLDER.parents[1] / page).read_text())
+    assert len(tags) > 1
+    assert all(tag in (version, f"{version}-cuda") for tag in tags)
+
+
+def test_a_pool_that_nobody_looks_after_is_said_so() -> None:
+    def notes(*namespaces: str) -> str:
+        pools = {"here": {"namespace": "team-a", "spec": {}}, "lost": {"spec": {}}}
+        return chart.files({"watch": {"namespaces": list(namespaces)}, "pools": pools})["prefixpool/templates/NOTES.txt"]
+
+    said = f"does not look after pool {chart.NAMESPACE}/lost"
+    assert said in notes("team-a")
+    assert "team-a/here" not in notes("team-a")
+    assert said not in notes()
+
+
+def test_whoever_asks_for_monitors_is_told_of_the_label_without_which_nothing_is_scraped() -> None:
+    def notes(values: Raw) -> str:
+        return chart.files(values)["prefixpool/templates/NOTES.txt"]
+
+    for monitor in ("serviceMonitor", "podMonitor"):
+        assert "prefixpool.dev/scrape=true" in notes({"monitoring": {monitor: {"enabled": True}}})
+    assert "scrape" not in notes({})

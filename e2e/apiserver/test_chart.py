@@ -83,8 +83,20 @@ def test_the_server_accepts_every_object(values: Raw, server: ApiServer, release
         pod["metadata"] |= {"name": "operator-pod", "namespace": chart.NAMESPACE}
     assert len(pods) == 1
     for obj in [*known, *pods]:
-        arguments = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "-f", "-")
-        server.kubectl(*arguments, stdin=json.dumps(obj))
+        dry(server, obj)
+
+
+def dry(server: ApiServer, obj: Raw) -> None:
+    """Whether it would be taken. Raises ClusterError with what the server says."""
+    arguments = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "-f", "-")
+    server.kubectl(*arguments, stdin=json.dumps(obj))
+
+
+@pytest.mark.parametrize("name", ["7", "llm.example", "r" * 53])
+def test_a_release_named_by_a_number_or_with_dots_failed_at_its_service(name: str, server: ApiServer) -> None:
+    """After half of it was there."""
+    for obj in chart.objects(release=name):
+        dry(server, obj)
 
 
 def test_pools_outlive_the_release_and_the_next_one_takes_them_over(server: ApiServer, release: Release) -> None:

@@ -2,10 +2,15 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 45 | trimSuffix "-" -}}
 {{- end -}}
 
-{{- /* The release's name alone, where it already says what this is. Leaves room for suffixes. */ -}}
+{{- /*
+The release's name alone, where it already says what this is. Leaves room for suffixes. A Service's name has no dots and begins with
+a letter; releases may be called `7` or `llm.example`.
+*/ -}}
 {{- define "prefixpool.fullname" -}}
 {{- $name := include "prefixpool.name" . -}}
-{{- $own := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
+{{- $release := .Release.Name | replace "." "-" -}}
+{{- $own := ternary $release (printf "%s-%s" $release $name) (contains $name $release) -}}
+{{- $own = ternary (print "prefixpool-" $own) $own (regexMatch "^[0-9]" $own) -}}
 {{- default $own .Values.fullnameOverride | trunc 45 | trimSuffix "-" -}}
 {{- end -}}
 
@@ -43,7 +48,7 @@ name: {{ .name | quote }}
 namespace: {{ . | quote }}
 {{- end }}
 labels:
-  {{- merge dict (.labels | default dict) .root.Values.global.commonLabels (include "prefixpool.labels" .root | fromYaml) | toYaml | nindent 2 }}
+  {{- merge dict (.labels | default dict) (.root.Values.global.commonLabels | default dict) (include "prefixpool.labels" .root | fromYaml) | toYaml | nindent 2 }}
 {{- include "prefixpool.optional" (list 0 "annotations" .annotations) }}
 {{- end -}}
 
