@@ -7,7 +7,7 @@ from typing import Final
 
 from prefixpool.errors import SettingsError
 
-LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"  # of RFC 1123: namespaces, and Services from 1.34 on
+LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"  # of RFC 1123: namespaces; Services only where 1.34's gate for it is on
 LABEL_MOST: Final = 63
 SUBDOMAIN: Final = rf"{LABEL}(\.{LABEL})*"  # of RFC 1123: whatever is no part of a host name
 SUBDOMAIN_MOST: Final = 253
