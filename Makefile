@@ -52,7 +52,7 @@ test-slow: .venv/.ready ## the same, those that take half a minute and more: bot
 	@.venv/bin/pytest -q -m slow -n 2
 
 test-engine: setup-engine ## the same promises on real vLLM
-	@MODEL=$(MODEL) .venv-engine/bin/pytest -q -m engine -n 2 --dist loadfile e2e/engine
+	@MODEL=$(MODEL) .venv-engine/bin/pytest -q -m engine e2e/engine
 
 # The parts of `make e2e`, two side by side on two cores: with more, pods start so slowly that deadlines pass. Each is a run of
 # pytest with a node of its own (API servers of its own: `api`); what it leaves is in build/e2e/PART. Tests of `pools` are handed

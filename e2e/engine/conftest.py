@@ -1,4 +1,4 @@
-"""Real vLLM: one worker for all tests of a file. Each process of pytest-xdist has a core of its own."""
+"""Real vLLM: one worker for all tests of a session."""
 
 from __future__ import annotations
 
@@ -12,14 +12,6 @@ import pytest
 from prefixpool_testing.engine_worker import OPTIONS, EngineWorker, KvListener, listening
 
 
-def pytest_configure() -> None:
-    """Threads of engines spin while they wait: two engines on the same cores would keep each other from work."""
-    name = os.environ.get("PYTEST_XDIST_WORKER", "")
-    if name:
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[int(name.removeprefix("gw")) % len(cores)]})
-
-
 @pytest.fixture(scope="session")
 def model() -> str:
     """Folder of the model. A missing one fails loudly: `make test-engine` makes it."""
@@ -28,9 +20,9 @@ def model() -> str:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def engine_worker(model: str) -> Iterator[EngineWorker]:
-    """Starts once a file (half a minute), and must leave nothing behind at the end."""
+    """Starts once (about a minute), and must leave nothing behind at the end."""
     with TemporaryDirectory(prefix="pp") as folder:
         worker = EngineWorker(Path(folder), model, *OPTIONS)
         worker.start()
@@ -41,8 +33,8 @@ def engine_worker(model: str) -> Iterator[EngineWorker]:
         assert left == []
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def kv_events(engine_worker: EngineWorker) -> Iterator[KvListener]:
-    """Hears all KV events of the file."""
+    """Hears all KV events of the session."""
     with listening(engine_worker.run_dir) as events:
         yield events
