@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
@@ -29,6 +30,7 @@ class Link:
         self._passing.set()
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._cuts = 0
 
     @property
     def url(self) -> str:
@@ -49,8 +51,13 @@ class Link:
 
     def cut(self) -> None:
         """Break and refuse connections."""
+        self._cuts += 1
         if self._server is not None:
-            self._server.close()
+            # A connection that is just being accepted would be left half made by a server that closes (asyncio before 3.12).
+            loop = asyncio.get_running_loop()
+            for listener in self._server.sockets:
+                loop.remove_reader(listener.fileno())
+            loop.call_soon(self._server.close)
             self._server = None
         for writer in self._writers:
             writer.transport.abort()
@@ -60,14 +67,21 @@ class Link:
         """Let everything through again."""
         self._passing.set()
         if self._server is None:
-            self._server = await asyncio.start_server(self._relay, "127.0.0.1", self._port, backlog=1024)
+            await asyncio.sleep(0)  # the former server has closed by then
+            relay = partial(self._relay, self._cuts)
+            self._server = await asyncio.start_server(relay, "127.0.0.1", self._port, backlog=1024)
             self._port = int(self._server.sockets[0].getsockname()[1])
 
-    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _relay(self, cuts: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """`cuts`: how many there had been when the way of this connection was opened."""
         try:
             far_reader, far_writer = await asyncio.open_connection(*self._target)
         except OSError:
             writer.transport.abort()
+            return
+        if cuts != self._cuts:  # it was cut while it was made
+            writer.transport.abort()
+            far_writer.transport.abort()
             return
         self._writers |= {writer, far_writer}
         try:
