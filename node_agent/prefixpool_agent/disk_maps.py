@@ -83,12 +83,9 @@ class DiskMaps:
         before = len(self._bad), len(self._later)
         for one in sorted(self._unread()):
             with contextlib.suppress(OSError):  # the next look shows
-                data = self._content(str(one))
-                if data is None:
-                    continue  # merged just now
-                if self._is_later(str(one), data):
+                if (body := self._body(str(one))) is None:
                     continue
-                if (body := map_segment.opened(data)) is None:
+                if not body:
                     self._bad.add(str(one))
                     continue
                 self._numbers(one.writer).add(one)
@@ -104,12 +101,6 @@ class DiskMaps:
                 self._bad.add(name)
             elif one.writer != self._writer and not self._numbers(one.writer).has(one):
                 yield one
-
-    def _is_later(self, name: str, data: bytes) -> bool:
-        """Whoever wrote it, or reads it once more, knows what it says. Remembered, so that it is read once."""
-        if map_segment.later(data) or saved.later(map_segment.opened(data) or b""):
-            self._later.add(name)
-        return name in self._later
 
     def _heard(self, body: bytes) -> list[bytes]:
         """In portions. What waits to be told and is the same need not be any more."""
@@ -216,10 +207,9 @@ class DiskMaps:
         names = {name for name in self._names() if map_segment.writer(name) in dead} - self._later
         parts, over = [], []
         for name in sorted(names, key=map_segment.age):
-            data = self._content(name) or b""  # gone just now
-            if self._is_later(name, data):
+            if (body := self._body(name)) is None:
                 continue
-            told = saved.parse(map_segment.opened(data) or b"")
+            told = saved.parse(body)
             if told is None or told[0] == self._kind:
                 parts.append(told[1] if told is not None else [])
                 over.append(name)
@@ -237,16 +227,25 @@ class DiskMaps:
         except FileNotFoundError:
             return []
 
-    def _content(self, name: str) -> bytes | None:
-        """None: it is gone. Raises OSError: a file that cannot be read may be whole."""
+    def _body(self, name: str) -> bytes | None:
+        """Of one piece; empty: it is damaged. None: it was merged just now, or is of a later version.
+
+        Whoever wrote that one knows what it says; it is remembered, and read once. Raises OSError: what cannot be read may
+        be whole.
+        """
         try:
-            return self._folder.joinpath(name).read_bytes()
+            data = self._folder.joinpath(name).read_bytes()
         except FileNotFoundError:
             return None
+        body = map_segment.opened(data) or b""
+        if map_segment.later(data) or saved.later(body):
+            self._later.add(name)
+            return None
+        return body
 
     def _rows(self, name: str) -> list[tuple[int, list[int]]]:
         """Empty: it is gone, or damaged. Raises OSError."""
-        return saved.load(map_segment.opened(self._content(name) or b"") or b"", self._kind) or []
+        return saved.load(self._body(name) or b"", self._kind) or []
 
     def _put(self, one: Segment, rows: Iterable[Row]) -> None:
         """Whole or not at all, even if the machine loses power: older files may go behind this."""
