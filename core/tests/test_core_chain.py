@@ -191,6 +191,35 @@ def test_many_short_thoughts_cost_time_as_the_square_of_their_number() -> None:
     assert time.process_time() - started < 1.0
 
 
+def test_prompts_that_differ_in_how_much_is_reasoned_were_taken_for_one_in_two_of_three_apis() -> None:
+    """Templates print it, some at the very beginning: neither finds anything of the other in a cache."""
+
+    def told(effort: str) -> list[PrefixChain]:
+        messages = [{"role": "user", "content": "Hello"}]
+        return [
+            chain({"model": "m", "messages": messages, "reasoning_effort": effort}),
+            chain({"model": "m", "messages": messages, "output_config": {"effort": effort}}, "/v1/messages"),
+            chain({"model": "m", "input": "Hello", "reasoning": {"effort": effort, "summary": None}}, "/v1/responses"),
+        ]
+
+    low, high = told("low"), told("high")
+    assert low[0] == low[1] == low[2]
+    assert high[0] == high[1] == high[2]
+    assert not set(low[0].hashes) & set(high[0].hashes)
+    plain = chain({"model": "m", "input": "Hello"}, "/v1/responses")
+    assert chain({"model": "m", "input": "Hello", "reasoning": {"summary": "auto"}}, "/v1/responses") == plain
+
+
+@pytest.mark.parametrize("earlier", [{"previous_response_id": "resp_1"}, {"previous_response": {"id": "resp_1"}}])
+def test_what_continues_a_stored_response_was_taken_for_the_beginning_of_a_conversation(earlier: dict[str, Any]) -> None:
+    """Two of them with equal input have nothing in common in a cache: what the model reads first is not in the body."""
+    assert canonical("/v1/responses", {"model": "m", "input": "Go on.", **earlier}) is None
+
+
+def test_counting_tokens_has_no_chain_because_nothing_is_computed() -> None:
+    assert canonical("/v1/messages/count_tokens", chat(("user", "Hello"))) is None
+
+
 def test_images_count_by_content_and_do_not_hide_the_text_before_them() -> None:
     def seen(url: str) -> PrefixChain:
         return chain(chat(("user", [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": url}}])))
@@ -259,6 +288,20 @@ def test_arguments_that_cannot_be_written_again_ended_a_request_in_500(odd: Any)
     call = {"type": "tool_use", "id": "t", "name": "f", "input": {"x": odd}}
     assert chain({"model": "m", "messages": [{"role": "assistant", "content": [call]}]}, "/v1/messages").hashes
     assert chain(chat(("user", "x"), tools=[odd], chat_template_kwargs={"x": odd})).hashes
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (CHAT, {"role": nested(5000), "content": "x"}),
+        (CHAT, {"role": "user", "content": "x", "tool_calls": [{"function": {"name": nested(5000)}}]}),
+        (CHAT, {"role": "user", "content": [{"image": [1 << 70, nested(5000)]}]}),
+        ("/v1/messages", {"role": "assistant", "content": [{"type": "thinking", "thinking": nested(5000)}]}),
+    ],
+)
+def test_lists_in_lists_where_a_word_belongs_ended_a_request_in_500(path: str, message: dict[str, Any]) -> None:
+    """The engine's 400 says what is wrong with them."""
+    assert chain({"model": "m", "messages": [message]}, path).hashes
 
 
 def test_lone_surrogates_do_not_fail() -> None:

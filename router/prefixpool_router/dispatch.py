@@ -85,9 +85,10 @@ class FleetDispatcher:
 
     def _prompt(self, request: RoutedRequest) -> Prompt:
         model = _model(request.body)
-        chain = self._chain(request)
+        light = request.path in LIGHT  # nothing of it is computed, so nothing of it comes to be cached
+        chain = None if light else self._chain(request)
         if chain is None or not chain.hashes:
-            size = len(request.body_bytes)
+            size = 0 if light else len(request.body_bytes)
             return Prompt(model, None, [], PromptEstimate(size, self.estimate.bytes_per_token(model)))
         walk = self.fleet.knowledge.walk(chain.hashes, self.fleet.block_tokens)
         tokens = PromptEstimate(chain.total_bytes, self.estimate.bytes_per_token(model), Anchor.reached(chain, walk))

@@ -116,6 +116,19 @@ def test_a_dispatch_counts_at_once_as_load_and_residency() -> None:
     assert second.predicted_tokens > 1900
 
 
+@pytest.mark.parametrize("agents", [True, False], ids=["agents", "no agents"])
+def test_a_prompt_whose_tokens_were_counted_was_believed_to_be_cached_there(agents: bool) -> None:
+    """Clients count before they ask. An engine tokenises then, and computes nothing."""
+    pool, body = Pool("a", "b", "c", agents=agents), {"model": "m", "messages": [{"role": "user", "content": LONG}]}
+    counting = pool.send(RoutedRequest(path="/v1/messages/count_tokens", body=body, body_bytes=LONG.encode()))
+    assert (counting.predicted_tokens, pool[counting.replica].candidate.pending_tokens) == (0, 1)
+    asking = pool.send(RoutedRequest(path="/v1/messages", body=body))
+    assert (asking.reason, asking.predicted_tokens) == (Reason.COLD, 0)
+    asking.abandon("busy", replica_down=False)
+    counting.finish(Outcome(status=200))
+    assert pool.send(RoutedRequest(path="/v1/messages", body=body)).predicted_tokens == 0
+
+
 def test_an_abandoned_dispatch_leaves_nothing() -> None:
     pool = Pool("a", "b", "c")
     first = pool.send(chat(LONG))

@@ -16,7 +16,7 @@ import mmh3
 import msgspec
 
 from prefixpool.chain import dialects
-from prefixpool.chain.dialects import json_bytes
+from prefixpool.chain.dialects import json_bytes, word
 from prefixpool.wire import Template
 
 SCHEME: Final = b"prefixpool-chain-1"  # changes when equal text would get other hashes
@@ -79,23 +79,25 @@ def canonical(
         prompt = _completion(body.get("prompt"), template)
         if prompt is None:
             return None
-        return Canonical(_seed(b"completion", body, template, salt, ""), (prompt,), generation=False, lead=0)
+        return Canonical(_seed(b"completion", path, body, template, salt), (prompt,), generation=False, lead=0)
     conversation = dialects.conversation(path, body)
     if conversation is None or not conversation.messages:
         return None
     segments, lead = _chat(conversation, template)
     day = day if template.prints_date else ""
     generation = body.get("add_generation_prompt", True) is not False and body.get("continue_final_message") is not True
-    return Canonical(_seed(b"chat", body, template, salt, day), segments, generation=generation, lead=lead)
+    return Canonical(_seed(b"chat", path, body, template, salt, day), segments, generation=generation, lead=lead)
 
 
-def _seed(api: bytes, body: Mapping[str, Any], template: Template, salt: str, day: str) -> bytes:
+def _seed(api: bytes, path: str, body: Mapping[str, Any], template: Template, salt: str, day: str = "") -> bytes:
     model = body.get("model")
     parts = [SCHEME, api, _bytes(model if isinstance(model, str) else ""), _bytes(salt), _bytes(day)]
     if api == b"chat":
         parts.append(_bytes(template.digest))
-    if not body.keys().isdisjoint(_RENDERING):
-        parts += [name.encode() + json_bytes(body[name]) for name in _RENDERING if body.get(name) is not None]
+    effort = dialects.effort(path, body)
+    if effort is not None or not body.keys().isdisjoint(_RENDERING):
+        found = {**body, "reasoning_effort": effort}
+        parts += [name.encode() + json_bytes(found[name]) for name in _RENDERING if found.get(name) is not None]
     # Length-prefixed, so that no salt can pretend to be another model's name (peers.md 81).
     return mmh3.mmh3_x64_128_digest(b"".join([len(part).to_bytes(4, "little") + part for part in parts]))
 
@@ -113,7 +115,7 @@ def _completion(prompt: Any, template: Template) -> Segment | None:
 def _chat(conversation: dialects.Conversation, template: Template) -> tuple[tuple[Segment, ...], int]:
     segments: list[Segment] = []
     messages = conversation.messages
-    leading = next((i for i, m in enumerate(messages) if str(m.get("role")) not in _SYSTEM_ROLES), len(messages))
+    leading = next((i for i, m in enumerate(messages) if word(m.get("role")) not in _SYSTEM_ROLES), len(messages))
     for message in messages[:leading]:
         segments.extend(_message(message, template))
     if conversation.tools and template.renders_tools:
@@ -140,7 +142,7 @@ def _message(message: Mapping[str, Any], template: Template) -> list[Segment]:
 
 def _marker(message: Mapping[str, Any]) -> str:
     """Role, and what templates print beside it: a speaker's name, the id of the call that a tool answers."""
-    marker = str(message.get("role", ""))
+    marker = word(message.get("role", ""))
     for key in ("name", "tool_call_id"):
         if isinstance(value := message.get(key), str):
             marker = f"{marker}:{value}"
@@ -180,7 +182,7 @@ def _call(call: Any) -> bytes:
         return b"\x1d" + json_bytes(call)
     arguments = function.get("arguments")
     raw = _bytes(arguments) if isinstance(arguments, str) else json_bytes(arguments)
-    return b"\x1d" + _bytes(str(function.get("name", ""))) + b" " + raw
+    return b"\x1d" + _bytes(word(function.get("name", ""))) + b" " + raw
 
 
 def _text(text: str, template: Template) -> bytes:

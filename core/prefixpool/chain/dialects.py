@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+# Where APIs other than chat say `reasoning_effort`: member `effort` of this object.
+_EFFORT_IN = {"/v1/responses": "reasoning", "/v1/messages": "output_config"}
 # Claude Code puts a per-request hash there; vLLM strips it, because it would defeat prefix caching.
 _BILLING = "x-anthropic-billing-header"
 
@@ -23,10 +25,10 @@ class Conversation(NamedTuple):
 
 
 def conversation(path: str, body: Mapping[str, Any]) -> Conversation | None:
-    """None for paths without a conversation, or bodies without a usable one."""
+    """None for paths without a conversation that is computed, or bodies without a usable one."""
     if path == "/v1/chat/completions":
         return _chat(body)
-    if path in ("/v1/messages", "/v1/messages/count_tokens"):
+    if path == "/v1/messages":
         return _anthropic(body)
     if path == "/v1/responses":
         return _responses(body)
@@ -38,14 +40,33 @@ def _chat(body: Mapping[str, Any]) -> Conversation | None:
     return None if messages is None else Conversation(messages, _list(body.get("tools")))
 
 
+def effort(path: str, body: Mapping[str, Any]) -> Any:
+    """How much the model shall reason, which templates print. Each API has a place of its own for it; None: it is not told."""
+    holder = _EFFORT_IN.get(path)
+    if holder is None:
+        return body.get("reasoning_effort")
+    held = body.get(holder)
+    return held.get("effort") if isinstance(held, Mapping) else None
+
+
 def json_bytes(value: Any) -> bytes:
     """Of anything that JSON can say. Never raises: lone surrogates and numbers beyond 64 bits are written as Python does."""
     try:
-        return msgspec.json.encode(value)
+        return _encoded(value)
     except RecursionError:
         return b"nested too deeply"  # what lies just within a limit when it is read may not lie within it here
+
+
+def _encoded(value: Any) -> bytes:
+    try:
+        return msgspec.json.encode(value)
     except (UnicodeEncodeError, TypeError, ValueError, OverflowError):
         return repr(value).encode("utf-8", "surrogatepass")
+
+
+def word(value: Any) -> str:
+    """What should be a short text, such as a role or a name; clients send anything. Never raises."""
+    return value if isinstance(value, str) else json_bytes(value).decode("utf-8", "surrogatepass")
 
 
 def _list(value: Any) -> list[Any]:
@@ -114,7 +135,7 @@ def _anthropic_block(
     elif kind == "image":
         parts.append({"type": "image", "source": block.get("source")})
     elif kind == "thinking":
-        thoughts.append(str(block.get("thinking") or ""))
+        thoughts.append(word(block.get("thinking") or ""))
     elif kind == "tool_use":
         arguments = json_bytes(block.get("input") or {}).decode("utf-8", "surrogatepass")
         function = {"name": block.get("name", ""), "arguments": arguments}
@@ -135,8 +156,12 @@ def _anthropic_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 # -- OpenAI responses -----------------------------------------------------------------------------------------------------
 
+_EARLIER = ("previous_response_id", "previous_response")
+
 
 def _responses(body: Mapping[str, Any]) -> Conversation | None:
+    if any(body.get(field) for field in _EARLIER):
+        return None  # what the model reads first is not in the body
     messages: list[dict[str, Any]] = []
     if isinstance(body.get("instructions"), str) and body["instructions"]:
         messages.append({"role": "system", "content": body["instructions"]})
