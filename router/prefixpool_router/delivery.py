@@ -23,6 +23,7 @@ from prefixpool_router.watchdog import Watchdog, watch
 
 _BUFFERED_BYTES: Final = 1 << 15  # what a connection takes without waiting for its client
 _CLIENT_GONE: Final = "the client went away"
+_OUR_FAULT: Final = "the router failed"
 
 
 class Delivery:
@@ -81,6 +82,9 @@ class Delivery:
             await self._break_off(response, dog, broken)
         except (ConnectionError, asyncio.CancelledError):
             self._finish(self._usage(), error=_CLIENT_GONE, aborted=True)
+            raise
+        except BaseException:  # a fault of ours: its booking must not outlive it
+            self._finish(self._usage(), error=_OUR_FAULT)
             raise
         finally:
             dog.close()

@@ -49,6 +49,7 @@ _NOT_DOWN: Final = _HOP_BY_HOP | {
     names.H_FENCED,
     names.H_BUSY,
 }
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # no field value may have these, and aiohttp sends none that has
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,200}")
 
 
@@ -77,11 +78,12 @@ def for_engine(
 
 
 def for_client(headers: Mapping[str, str], own: Mapping[str, str]) -> CIMultiDict[str]:
-    """What a client gets of an engine's headers, and the router's `own`."""
+    """What a client gets of an engine's headers, and the router's `own`. Fields that are not well-formed are left out."""
     drop = _NOT_DOWN
     if hdrs.CONNECTION in headers:
         drop |= _named_by_connection(headers)
-    out: CIMultiDict[str] = CIMultiDict([(k, v) for k, v in headers.items() if k.lower() not in drop])
+    kept = [(k, v) for k, v in headers.items() if k.lower() not in drop and not _CONTROL.search(v)]
+    out: CIMultiDict[str] = CIMultiDict(kept)
     out.update(own)
     out.setdefault(hdrs.SERVER, names.SERVER)  # else aiohttp tells its version
     return out

@@ -21,11 +21,12 @@ class RelayedResponse(web.StreamResponse):
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """See web.StreamResponse."""
-        first = not self.prepared
-        writer = await super().prepare(request)
-        if first and isinstance(writer, StreamWriter):
-            self._frames, writer.chunked = writer.chunked, False
-        return writer
+        first, writer = not self.prepared, request.writer
+        try:
+            return await super().prepare(request)
+        finally:  # also where that failed: the error that is sent instead is framed otherwise
+            if first and isinstance(writer, StreamWriter):
+                self._frames, writer.chunked = writer.chunked, False
 
     async def write_chunks(self, chunks: Sequence[bytes]) -> None:
         """Returns once the client has taken most of what was written before. No chunk is empty."""

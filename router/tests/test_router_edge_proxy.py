@@ -12,7 +12,7 @@ import pytest
 
 from prefixpool.errors import RequestError
 from prefixpool.names import H_CACHED, H_POLICY, H_PREDICTED, H_REASON, H_REPLICA, H_REQUEST_ID, H_SESSION
-from prefixpool_testing.backend import Answer, Raw, Stream, as_json, event
+from prefixpool_testing.backend import Answer, Raw, Stream, Then, as_json, event
 from prefixpool_testing.edge import running_edge, until
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -48,6 +48,39 @@ async def test_header_values_that_are_not_utf_8_arrived_without_those_bytes(answ
         assert head.startswith(b"HTTP/1.1 200 Fine " + value + b"\r\n")
         assert b"\r\nX-Note: " + value + b"\r\n" in head
         assert edge.backend.received[0].headers["X-Note"].encode("utf-8", "surrogateescape") == value
+
+
+CHUNKED = b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+ONE_TOKEN = b"%x\r\n%b\r\n0\r\n\r\n" % (len(TOKENS[0]), TOKENS[0])
+WHOLE = b"Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+
+
+@pytest.mark.parametrize("control", [b"\x01", b"\x1b", b"\x7f"])
+@pytest.mark.parametrize("rest", [CHUNKED + ONE_TOKEN, WHOLE], ids=["stream", "whole"])
+async def test_one_bad_header_field_of_an_engine_cost_its_whole_answer(rest: bytes, control: bytes) -> None:
+    async with running_edge() as edge:
+        edge.backend.script(Raw(b"HTTP/1.1 200 OK\r\nX-Bad: a" + control + b"b\r\nX-Good: c\r\n" + rest))
+        async with edge.post("/v1/chat/completions", CHAT) as response:
+            assert response.status == 200
+            assert await response.read() in (TOKENS[0], b"{}")
+        assert ("X-Bad" in response.headers, response.headers["X-Good"]) == (False, "c")
+
+
+async def test_a_fault_at_the_beginning_of_a_stream_left_its_booking_and_a_garbled_answer() -> None:
+    """It said so many bytes in its head, and went out in chunks: their ends were taken for the next answer."""
+    async with running_edge() as edge:
+        edge.backend.script(Raw(b"HTTP/1.1 200 O\x01K\r\n" + CHUNKED + ONE_TOKEN, then=Then.CLOSE))
+        reader, writer = await edge.connect()
+        body = msgspec.json.encode(CHAT)
+        request = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 500 ")
+        assert edge.last.ended.is_set()
+        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+        assert b"The router failed." in await reader.readexactly(length)
+        writer.write(request)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_a_whole_answer() -> None:
