@@ -54,6 +54,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prints_date: bool = False  # True: the day (UTC, ISO) is part of the seed
     trims: bool = False  # True: the template strips message contents
     nfc: bool = False  # True: the tokenizer normalises text to Unicode NFC
+    system_first: bool = False  # True: system text must come first, so vLLM moves all of it there in `/v1/messages`
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True, omit_defaults=True):

@@ -210,7 +210,45 @@ def test_prompts_that_differ_in_how_much_is_reasoned_were_taken_for_one_in_two_o
     assert chain({"model": "m", "input": "Hello", "reasoning": {"summary": "auto"}}, "/v1/responses") == plain
 
 
-@pytest.mark.parametrize("earlier", [{"previous_response_id": "resp_1"}, {"previous_response": {"id": "resp_1"}}])
+def test_prompts_with_thinking_switched_off_were_taken_for_those_with_it() -> None:
+    def told(**fields: Any) -> PrefixChain:
+        return chain({"model": "m", "messages": [{"role": "user", "content": "Hello"}], **fields}, "/v1/messages")
+
+    assert not set(told(thinking={"type": "disabled"}).hashes) & set(told().hashes)
+    assert told(thinking={"type": "enabled", "budget_tokens": 1024}) == told(thinking={"type": "adaptive"}) == told()
+
+
+REMINDED = {
+    "model": "m",
+    "system": [{"type": "text", "text": "Be kind."}],
+    "messages": [
+        {"role": "user", "content": "Hello"},
+        {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
+        {"role": "system", "content": "x-anthropic-billing-header: 1"},
+        {"role": "user", "content": "Bye"},
+    ],
+}
+
+
+def test_system_text_between_turns_stays_where_the_template_takes_it() -> None:
+    as_chat = chat(("system", "Be kind."), ("user", "Hello"), ("system", "Be brief."), ("user", "Bye"))
+    assert chain(REMINDED, "/v1/messages") == chain(as_chat)
+
+
+def test_turns_behind_new_system_text_were_believed_to_be_cached_though_it_had_moved_before_them() -> None:
+    """Where a template wants system text first, vLLM puts that of all turns there; Claude Code adds some as it goes."""
+    first = Template(system_first=True)
+    as_chat = chat(("system", "Be kind.Be brief."), ("user", "Hello"), ("user", "Bye"))
+    assert chain(REMINDED, "/v1/messages", template=first) == chain(as_chat, template=first)
+    bare = {key: value for key, value in REMINDED.items() if key != "system"}
+    as_chat = chat(("system", "Be brief."), ("user", "Hello"), ("user", "Bye"))
+    assert chain(bare, "/v1/messages", template=first) == chain(as_chat, template=first)
+
+
+@pytest.mark.parametrize(
+    "earlier",
+    [{"previous_response_id": "resp_1"}, {"previous_response": {"id": "resp_1"}}, {"previous_input_messages": [{}]}],
+)
 def test_what_continues_a_stored_response_was_taken_for_the_beginning_of_a_conversation(earlier: dict[str, Any]) -> None:
     """Two of them with equal input have nothing in common in a cache: what the model reads first is not in the body."""
     assert canonical("/v1/responses", {"model": "m", "input": "Go on.", **earlier}) is None

@@ -34,6 +34,21 @@ def test_facts(text: str, renders_tools: bool, prints_date: bool, trims: bool) -
     assert (facts.renders_tools, facts.prints_date, facts.trims) == (renders_tools, prints_date, trims)
 
 
+@pytest.mark.parametrize(
+    ("guard", "system_first"),
+    [
+        ("{%- if not loop.first %}{{- raise_exception('System message must be at the beginning.') }}{%- endif %}", True),
+        ("{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}", True),
+        ('{{- raise_exception("System role not supported") }}', True),
+        ("{{- raise_exception('Unexpected message role.') }}", False),
+        ('{{- raise_exception("Cannot put tools in the first user message when there is no first user message!") }}', False),
+        ("{# raise_exception('System message must be at the beginning.') #}", False),
+    ],
+)
+def test_whether_system_text_may_stand_between_turns(guard: str, system_first: bool) -> None:
+    assert describe(CHATML + guard).system_first == system_first
+
+
 def test_digest_tells_templates_apart_and_is_stable() -> None:
     assert describe(CHATML).digest == describe(CHATML).digest != describe(CHATML + " ").digest
 

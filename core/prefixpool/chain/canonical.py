@@ -80,7 +80,7 @@ def canonical(
         if prompt is None:
             return None
         return Canonical(_seed(b"completion", path, body, template, salt), (prompt,), generation=False, lead=0)
-    conversation = dialects.conversation(path, body)
+    conversation = dialects.conversation(path, body, system_first=template.system_first)
     if conversation is None or not conversation.messages:
         return None
     segments, lead = _chat(conversation, template)

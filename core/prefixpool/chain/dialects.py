@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-# Where APIs other than chat say `reasoning_effort`: member `effort` of this object.
-_EFFORT_IN = {"/v1/responses": "reasoning", "/v1/messages": "output_config"}
 # Claude Code puts a per-request hash there; vLLM strips it, because it would defeat prefix caching.
 _BILLING = "x-anthropic-billing-header"
 
@@ -24,12 +22,12 @@ class Conversation(NamedTuple):
     tools: Sequence[Any]
 
 
-def conversation(path: str, body: Mapping[str, Any]) -> Conversation | None:
-    """None for paths without a conversation that is computed, or bodies without a usable one."""
+def conversation(path: str, body: Mapping[str, Any], *, system_first: bool = False) -> Conversation | None:
+    """None for paths without a conversation that is computed, or bodies without a usable one. `system_first`: Template's."""
     if path == "/v1/chat/completions":
         return _chat(body)
     if path == "/v1/messages":
-        return _anthropic(body)
+        return _anthropic(body, system_first=system_first)
     if path == "/v1/responses":
         return _responses(body)
     return None
@@ -41,12 +39,14 @@ def _chat(body: Mapping[str, Any]) -> Conversation | None:
 
 
 def effort(path: str, body: Mapping[str, Any]) -> Any:
-    """How much the model shall reason, which templates print. Each API has a place of its own for it; None: it is not told."""
-    holder = _EFFORT_IN.get(path)
-    if holder is None:
+    """How much the model shall reason, which templates print. Each API has its own place for it. None: not told."""
+    if path == "/v1/responses":
+        return _member(body, "reasoning", "effort")
+    if path != "/v1/messages":
         return body.get("reasoning_effort")
-    held = body.get(holder)
-    return held.get("effort") if isinstance(held, Mapping) else None
+    if _member(body, "thinking", "type") == "disabled":
+        return "disabled"  # `none` or `low`, as the template allows: a word of its own expects too little at worst
+    return _member(body, "output_config", "effort")
 
 
 def json_bytes(value: Any) -> bytes:
@@ -69,6 +69,11 @@ def word(value: Any) -> str:
     return value if isinstance(value, str) else json_bytes(value).decode("utf-8", "surrogatepass")
 
 
+def _member(body: Mapping[str, Any], holder: str, name: str) -> Any:
+    held = body.get(holder)
+    return held.get(name) if isinstance(held, Mapping) else None
+
+
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
@@ -80,12 +85,16 @@ def _mappings(value: Any) -> list[Mapping[str, Any]] | None:
 # -- Anthropic messages ---------------------------------------------------------------------------------------------------
 
 
-def _anthropic(body: Mapping[str, Any]) -> Conversation | None:
+def _anthropic(body: Mapping[str, Any], *, system_first: bool) -> Conversation | None:
     turns = _mappings(body.get("messages"))
     if turns is None:
         return None
     messages: list[Mapping[str, Any]] = []
-    if system := _system_text(body.get("system")):
+    system = _system_text(body.get("system"))
+    if system_first:
+        system += "".join(_inline_system(turn.get("content")) for turn in turns if turn.get("role") == "system")
+        turns = [turn for turn in turns if turn.get("role") != "system"]
+    if system:
         messages.append({"role": "system", "content": system})
     for turn in turns:
         messages.extend(_anthropic_turn(turn))
@@ -100,10 +109,15 @@ def _system_text(system: Any) -> str:
     return "".join(text for text in texts if isinstance(text, str) and not text.startswith(_BILLING))
 
 
+def _inline_system(content: Any) -> str:
+    """Of a turn. Other than the `system` of the body, it may be such a header and nothing else."""
+    return "" if isinstance(content, str) and content.startswith(_BILLING) else _system_text(content)
+
+
 def _anthropic_turn(turn: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     content = turn.get("content")
     if turn.get("role") == "system":
-        text = _system_text(content)
+        text = _inline_system(content)
         return [{"role": "system", "content": text}] if text else []
     if not isinstance(content, list):
         return [turn]
@@ -156,7 +170,7 @@ def _anthropic_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 # -- OpenAI responses -----------------------------------------------------------------------------------------------------
 
-_EARLIER = ("previous_response_id", "previous_response")
+_EARLIER = ("previous_response_id", "previous_response", "previous_input_messages")
 
 
 def _responses(body: Mapping[str, Any]) -> Conversation | None:

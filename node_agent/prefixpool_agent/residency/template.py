@@ -22,6 +22,8 @@ _CODE: Final = re.compile(r"\{%-?(.*?)-?%\}|\{\{-?(.*?)-?\}\}", re.DOTALL)
 _STRING: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _TOOLS: Final = re.compile(r"\btools\b")
 _DATE: Final = re.compile(r"\bstrftime_now\b")
+# "System message must be at the beginning.", "Conversation roles must alternate": vLLM finds it out by rendering
+_SYSTEM_FIRST: Final = re.compile(r"\braise_exception\([^)]*\b(?:system\b|alternat)", re.IGNORECASE)
 # `message.content | trim`, `message['content'].strip()`, `content.strip()`
 _TRIM: Final = re.compile(r"content\b(?:['\"]\s*\])?\s*(?:\|\s*trim\b|\.strip\(\s*\))")
 
@@ -43,6 +45,7 @@ def describe(text: str, *, nfc: bool = False) -> Template:
         prints_date=bool(_DATE.search(names)),
         trims=bool(_TRIM.search(code)),
         nfc=nfc,
+        system_first=bool(_SYSTEM_FIRST.search(code)),
     )
 
 
