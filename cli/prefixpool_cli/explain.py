@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Final
 
 import aiohttp
 import msgspec
@@ -17,7 +18,7 @@ from prefixpool_router.explain import Ending, Explanation, Tiers
 
 SEARCHED = 1000
 
-WORDS = {
+WORDS: Final = {
     Reason.WARM: "it holds part of the prompt, and all costs together were least there",
     Reason.COLD: "nobody held anything of the prompt; this is the prefix's place on the ring",
     Reason.COLD_MOVED: "nobody held anything of the prompt, and the ring's place was too busy",
@@ -26,6 +27,7 @@ WORDS = {
     Reason.ROUND_ROBIN: "it was its turn",
     Reason.RANDOM: "drawn by chance",
     Reason.SESSION: "the client's session belongs there",
+    Reason.FRESH: "it is new or lost its cache, and gets a share of the requests so that it fills",
     Reason.ONLY: "no other replica could take it",
     Reason.NO_CHAIN: "requests of this kind have no prefix; it had the least to do",
 }

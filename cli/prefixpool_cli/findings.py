@@ -240,9 +240,8 @@ def _models(s: Subject) -> Finding | None:
 def _drifted(s: Subject) -> Finding | None:
     if not s.replica.drifted and s.replica.trust >= LOW_TRUST:
         return None
-    words = (
-        f"predictions differ from what the engine reports (trust {s.replica.trust:.2f}): routed by history until they agree"
-    )
+    consequence = "routed by history until they agree" if s.replica.drifted else "hits expected there count for less"
+    words = f"predictions differ from what the engine reports (trust {s.replica.trust:.2f}): {consequence}"
     advice = "usual causes: a template that differs between replicas, or an engine that others use directly"
     return _warning(s.where, "predictions_drift", words, advice)
 

@@ -184,7 +184,7 @@ def doctor(
     engine_key_file: KeyFile = "",
     as_json: AsJson = False,
 ) -> None:
-    """What is wrong with a running pool: causes by name, and what to do. Exit code 1 if anything is."""
+    """What is wrong with a running pool: causes by name, and what to do. Exit code 1 for errors, not for warnings."""
     console = standard_output()
     _run(doctor_command.doctor(admin, engine_key_file, console, as_json=as_json), console)
 

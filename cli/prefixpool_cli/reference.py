@@ -16,6 +16,7 @@ from prefixpool_agent import settings as agent_settings
 from prefixpool_agent.inspection import settings as inspection_settings
 from prefixpool_agent.metrics import AgentMetrics
 from prefixpool_agent.sim import settings as sim_settings
+from prefixpool_cli.explain import WORDS
 from prefixpool_operator import settings as operator_settings
 from prefixpool_operator.metrics import OperatorMetrics
 from prefixpool_router import settings as router_settings
@@ -67,7 +68,7 @@ _PROGRAMS: Final = (
 
 _RESPONSE_HEADERS: Final = (
     (names.H_REPLICA, "the replica that answered"),
-    (names.H_REASON, "why it was chosen: one word, see `prefixpool explain`"),
+    (names.H_REASON, "why it was chosen: one of the words below"),
     (names.H_PREDICTED, "cached tokens that the router expected, fixed before the engine answered; on every answer"),
     (names.H_CACHED, "cached tokens as the engine counted them; on answers that are not streamed"),
     (names.H_REQUEST_ID, "the client's, or a new one; the same in the engine's log and in `explain`"),
@@ -141,4 +142,7 @@ def _headers() -> str:
     lines += [f"| `{name}` | {what} |" for name, what in _RESPONSE_HEADERS]
     lines += ["", "## Of requests", "", "| header | what |", "|---|---|"]
     lines += [f"| `{name}` | {what} |" for name, what in _REQUEST_HEADERS]
+    lines += ["", "## Reasons", "", "`prefixpool explain` shows the numbers behind them.", ""]
+    lines += ["| word | why that replica |", "|---|---|"]
+    lines += [f"| `{reason}` | {what} |" for reason, what in WORDS.items()]
     return "\n".join(lines) + "\n"

@@ -17,6 +17,7 @@ from aiohttp.test_utils import TestServer
 from rich.console import Console
 
 from prefixpool.errors import SettingsError
+from prefixpool.policy.base import Reason
 from prefixpool.wire import Costs, DiskCause, DiskProblem, DrainStatus, Info, Mode, State, Template
 from prefixpool_cli import doctor, explain
 from prefixpool_cli.admin import AdminClient, AgentAnswer, ask_agent
@@ -138,6 +139,12 @@ def test_each_trouble_has_its_name(seen: ReplicaReport, told: AgentAnswer | None
     assert causes(state(seen), {"local-0": told} if told else {}) == [cause]
 
 
+def test_a_replica_that_is_only_trusted_less_was_told_to_be_routed_by_history() -> None:
+    (less,), (drifted,) = (examine(state(replica(**seen)), {}) for seen in ({"trust": 0.2}, {"drifted": True}))
+    assert "by history" not in less.words
+    assert "by history" in drifted.words
+
+
 def test_where_the_engine_is_down_nothing_else_is_told() -> None:
     broken = replica(usable=False, account=Account.NONE, drifted=True)
     assert causes(state(broken), {"local-0": info(state=State.FAILED)}) == ["engine_failed"]
@@ -212,6 +219,13 @@ async def test_explain_shows_numbers_reason_and_truth(admin: str) -> None:
     assert "above its bound" in text
     assert "predicted 96 of about 105 tokens cached (knowledge: precise); actual 64 (over by 32 tokens, 1.0 blocks)" in text
     assert "answered: status 200, 8 tokens out, 0.250 s" in text
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_one_of_the_reasons_was_shown_without_words(reason: Reason) -> None:
+    console = recorder()
+    console.print(explain.details(msgspec.structs.replace(DECISION, reason=reason)))
+    assert f"({reason}): {explain.WORDS[reason]}" in console.export_text()
 
 
 def test_explain_tells_what_was_not_worth_loading() -> None:

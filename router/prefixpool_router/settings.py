@@ -86,7 +86,11 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="let every client choose the policy by x-prefixpool-policy; else only keys with allow=policy may"),
     ] = False
     engine_store: Annotated[
-        bool, Meta(description="engines keep stored responses: let requests to /v1/responses use them")
+        bool,
+        Meta(
+            description="engines keep stored responses: let requests to /v1/responses use them; each engine knows its own "
+            "only, so this is for pools of one replica"
+        ),
     ] = False
     max_body_bytes: Annotated[int, Meta(description="longest request body", ge=1024)] = 16 << 20
     max_buffered_bytes: Annotated[
