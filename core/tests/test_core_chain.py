@@ -245,6 +245,19 @@ def test_turns_behind_new_system_text_were_believed_to_be_cached_though_it_had_m
     assert chain(bare, "/v1/messages", template=first) == chain(as_chat, template=first)
 
 
+def test_turns_behind_a_tool_that_was_taken_away_were_believed_to_be_cached() -> None:
+    """vLLM prints all tools at the beginning, without it."""
+    tool = {"name": "weather", "input_schema": {"type": "object"}}
+    turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
+    removal = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "weather"}}
+    before = chain({"model": "m", "tools": [tool], "messages": turns}, "/v1/messages")
+    changed = [*turns, {"role": "system", "content": [removal]}]
+    after = chain({"model": "m", "tools": [tool], "messages": changed}, "/v1/messages")
+    turns_of = {key for key, mark in zip(before.hashes, before.marks, strict=True) if mark > 0}  # segment 0 is the tools
+    assert len(turns_of) == 3
+    assert not turns_of & set(after.hashes)
+
+
 @pytest.mark.parametrize(
     "earlier",
     [{"previous_response_id": "resp_1"}, {"previous_response": {"id": "resp_1"}}, {"previous_input_messages": [{}]}],

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+_TOOL_CHANGES = ("tool_addition", "tool_removal")
 # Claude Code puts a per-request hash there; vLLM strips it, because it would defeat prefix caching.
 _BILLING = "x-anthropic-billing-header"
 
@@ -90,6 +91,9 @@ def _anthropic(body: Mapping[str, Any], *, system_first: bool) -> Conversation |
     if turns is None:
         return None
     messages: list[Mapping[str, Any]] = []
+    tools: list[Mapping[str, Any]] = [_anthropic_tool(tool) for tool in _mappings(body.get("tools")) or ()]
+    if changes := _tool_changes(turns):
+        tools.append({"changes": changes})  # vLLM prints the tools as they are in the end, where tools stand
     system = _system_text(body.get("system"))
     if system_first:
         system += "".join(_inline_system(turn.get("content")) for turn in turns if turn.get("role") == "system")
@@ -98,8 +102,12 @@ def _anthropic(body: Mapping[str, Any], *, system_first: bool) -> Conversation |
         messages.append({"role": "system", "content": system})
     for turn in turns:
         messages.extend(_anthropic_turn(turn))
-    tools = [_anthropic_tool(tool) for tool in _mappings(body.get("tools")) or ()]
     return Conversation(messages, tools)
+
+
+def _tool_changes(turns: Sequence[Mapping[str, Any]]) -> list[Any]:
+    blocks = (block for turn in turns if turn.get("role") == "system" for block in _list(turn.get("content")))
+    return [block for block in blocks if isinstance(block, Mapping) and block.get("type") in _TOOL_CHANGES]
 
 
 def _system_text(system: Any) -> str:
