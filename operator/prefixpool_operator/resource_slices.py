@@ -68,6 +68,6 @@ def whole_units(quantity: object) -> int:
     """Whole units, rounded down for thousandths (cpu: 15900m is 15). 0 for what is no quantity."""
     text = str(quantity)
     try:
-        return int(text.removesuffix("m")) // 1000 if text.endswith("m") else Bytes.parse(text)
+        return int(text.removesuffix("m")) // 1000 if text.endswith("m") else int(Bytes.parse(text))
     except ValueError:
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from prefixpool_operator import kube
@@ -69,6 +70,14 @@ async def test_resource_slices_tell_where_no_label_does() -> None:
     node = await only(api)
     assert (node.accelerator, node.accelerator_bytes) == ("H200", 140 * GIB)
     assert not node.ready
+
+
+async def test_a_pool_on_devices_of_resource_slices_was_never_sized() -> None:
+    """Their memory was of a type that cannot be written down with the plan."""
+    api = FakeKube()
+    put_node(api, "n", {})
+    put_slice(api, "n", gpu("141Gi"))
+    assert msgspec.json.decode(msgspec.json.encode(await only(api)), type=Node) == await only(api)
 
 
 async def test_devices_that_only_a_dra_driver_tells_of_are_offered_by_their_node() -> None:
