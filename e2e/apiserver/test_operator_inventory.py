@@ -13,8 +13,7 @@ from prefixpool_operator import kube
 from prefixpool_operator.kube_client import KubeClient
 from prefixpool_operator.observed import Raw
 from prefixpool_testing.cluster.api_server import ApiServer
-from prefixpool_testing.eventually import eventually
-from prefixpool_testing.operated import LOOK_S, Place, operated
+from prefixpool_testing.operated import Place, operated
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

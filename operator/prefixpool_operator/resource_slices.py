@@ -1,8 +1,8 @@
 """Devices of nodes, as their drivers publish them for dynamic resource allocation (DRA, resource.k8s.io/v1).
 
-A pod that asks for `nvidia.com/gpu` gets one of them where the driver's DeviceClass bears that resource's name (KEP-5004: Kubernetes
-1.36, and 1.34 behind a gate). Which class that is cannot be known here, since its selectors are CEL; what vendors do is: driver
-`gpu.nvidia.com`, resource `nvidia.com/gpu`, whole devices only.
+A pod that asks for `nvidia.com/gpu` gets one of them where the driver's DeviceClass bears that resource's name (KEP-5004:
+Kubernetes 1.36, and 1.34 behind a gate). Which devices a class means stands in CEL, which is not read here. What vendors do
+is: driver `gpu.nvidia.com`, resource `nvidia.com/gpu`, whole devices only.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 from prefixpool.api.quantity import Bytes
 from prefixpool_operator.observed import Raw
 
-# Attribute "type" of a whole device, of drivers of NVIDIA and AMD. Others are parts ("mig", "amdgpu-partition"), offered beside the
-# device that they would be cut from, and devices for virtual machines ("vfio").
+# Attribute "type" of a whole device, of drivers of NVIDIA and AMD. Others are parts ("mig", "amdgpu-partition"), offered
+# beside the device that they would be cut from, and devices for virtual machines ("vfio").
 _WHOLE: Final = frozenset({"", "gpu", "amdgpu"})
 
 
