@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
-from prefixpool.api.quantity import Bytes
 from prefixpool_operator.kube import NODE, RESOURCE_SLICE, ForbiddenError, KubeApi, NotFoundError, Resource
 from prefixpool_operator.observed import Node, Raw
+from prefixpool_operator.resource_slices import Device, devices_of, whole_units
 
 _log = logging.getLogger(__name__)
 
@@ -31,11 +31,6 @@ class Inventory(Protocol):
     async def nodes(self) -> tuple[Node, ...] | None:
         """None: the operator may not look. Raises KubeError."""
         ...
-
-
-class _Device(NamedTuple):
-    product: str
-    memory_bytes: int
 
 
 class ClusterInventory:
@@ -72,23 +67,32 @@ class ClusterInventory:
             return None
 
 
-def node_of(raw: Raw, devices: Sequence[_Device]) -> Node:
+def node_of(raw: Raw, devices: Sequence[Device]) -> Node:
     """Labels win over slices. Of unlike devices the smallest counts: a pod may get any."""
     labels: Mapping[str, str] = raw["metadata"].get("labels") or {}
     product, memory_bytes = labels.get(_PRODUCT, ""), _whole(labels.get(_MEMORY, "")) * _MIB
-    if not memory_bytes and devices:
-        product, memory_bytes = min(devices, key=lambda device: device.memory_bytes)
+    known = [device for device in devices if device.memory_bytes]
+    if not memory_bytes and known:
+        smallest = min(known, key=lambda device: device.memory_bytes)
+        product, memory_bytes = smallest.product, smallest.memory_bytes
     status = raw.get("status") or {}
     return Node(
         name=raw["metadata"]["name"],
         ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ()),
         labels=labels,
-        allocatable={name: _amount(value) for name, value in (status.get("allocatable") or {}).items()},
+        allocatable=_allocatable(status.get("allocatable") or {}, devices),
         accelerator=product.removesuffix(_SHARED),
         accelerator_bytes=memory_bytes,
         parts=_parts(labels),
         shared=_whole(labels.get(_REPLICAS, "")) > 1 or product.endswith(_SHARED),
     )
+
+
+def _allocatable(told: Mapping[str, object], devices: Sequence[Device]) -> Mapping[str, int]:
+    """A kubelet does not tell of devices that a DRA driver hands out for the resource's name (KEP-5004)."""
+    by_kubelet = {name: whole_units(value) for name, value in told.items()}
+    by_drivers = Counter(device.resource for device in devices)
+    return {**by_drivers, **{name: count for name, count in by_kubelet.items() if count or name not in by_drivers}}
 
 
 def _parts(labels: Mapping[str, str]) -> Mapping[str, int]:
@@ -104,28 +108,6 @@ def _parts(labels: Mapping[str, str]) -> Mapping[str, int]:
 def is_part(resource: str) -> bool:
     """Whether it is a slice of a device."""
     return resource.startswith(_PART)
-
-
-def devices_of(slices: Sequence[Raw]) -> Mapping[str, list[_Device]]:
-    """Node → its devices that tell how much memory they have."""
-    found: dict[str, list[_Device]] = defaultdict(list)
-    for raw in slices:
-        spec = raw.get("spec") or {}
-        for device in spec.get("devices") or ():
-            size: Any = (device.get("capacity") or {}).get("memory", {}).get("value")
-            if size and spec.get("nodeName"):
-                product = (device.get("attributes") or {}).get("productName", {}).get("string", "")
-                found[spec["nodeName"]].append(_Device(product, _amount(size)))
-    return found
-
-
-def _amount(quantity: Any) -> int:
-    """Whole units, rounded down for thousandths (cpu: 15900m is 15). 0 for what is no quantity."""
-    text = str(quantity)
-    try:
-        return int(text.removesuffix("m")) // 1000 if text.endswith("m") else Bytes.parse(text)
-    except ValueError:
-        return 0
 
 
 def _whole(text: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from prefixpool_operator import kube
@@ -22,12 +23,15 @@ def put_node(api: FakeKube, name: str, labels: dict[str, str], ready: str = "Tru
     api.put(kube.NODE, name, namespace="", metadata={"labels": labels}, status=status)
 
 
-def put_slice(api: FakeKube, node: str, *sizes: str) -> None:
-    devices: list[Raw] = [
-        {"name": f"gpu-{n}", "attributes": {"productName": {"string": "H200"}}, "capacity": {"memory": {"value": size}}}
-        for n, size in enumerate(sizes)
-    ]
-    api.put(kube.RESOURCE_SLICE, f"{node}-gpus", namespace="", spec={"nodeName": node, "devices": devices})
+def gpu(size: str, kind: str = "gpu") -> Raw:
+    attributes = {"type": {"string": kind}, "productName": {"string": "H200"}}
+    return {"name": "gpu", "attributes": attributes, "capacity": {"memory": {"value": size}}}
+
+
+def put_slice(api: FakeKube, node: str, *devices: Raw, driver: str = "gpu.nvidia.com", generation: int = 1) -> None:
+    pool = {"name": node, "generation": generation, "resourceSliceCount": 1}
+    spec = {"driver": driver, "nodeName": node, "pool": pool, "devices": list(devices)}
+    api.put(kube.RESOURCE_SLICE, f"{node}-{driver}-{generation}", namespace="", spec=spec)
 
 
 async def only(api: FakeKube) -> Node:
@@ -62,10 +66,63 @@ async def test_time_sliced_devices_are_marked(labels: dict[str, str]) -> None:
 async def test_resource_slices_tell_where_no_label_does() -> None:
     api = FakeKube()
     put_node(api, "n", {}, ready="Unknown")
-    put_slice(api, "n", "141Gi", "140Gi")
+    put_slice(api, "n", gpu("141Gi"), gpu("140Gi"))
     node = await only(api)
     assert (node.accelerator, node.accelerator_bytes) == ("H200", 140 * GIB)
     assert not node.ready
+
+
+async def test_a_pool_on_devices_of_resource_slices_was_never_sized() -> None:
+    """Their memory was of a type that cannot be written down with the plan."""
+    api = FakeKube()
+    put_node(api, "n", {})
+    put_slice(api, "n", gpu("141Gi"))
+    assert msgspec.json.decode(msgspec.json.encode(await only(api)), type=Node) == await only(api)
+
+
+async def test_devices_that_only_a_dra_driver_tells_of_are_offered_by_their_node() -> None:
+    """Without a device plugin a node's allocatable has none, although pods that ask for them are placed there."""
+    api = FakeKube()
+    put_node(api, "n", {}, **{"cpu": "8", "nvidia.com/gpu": "0"})
+    put_slice(api, "n", gpu("141Gi"), gpu("141Gi"))
+    put_slice(api, "n", {"name": "channel-0"}, driver="compute-domain.nvidia.com")
+    assert (await only(api)).allocatable == {"cpu": 8, "nvidia.com/gpu": 2}
+
+
+async def test_what_a_device_plugin_offers_is_not_counted_from_slices() -> None:
+    api = FakeKube()
+    put_node(api, "n", {}, **{"nvidia.com/gpu": "1"})
+    put_slice(api, "n", gpu("141Gi"), gpu("141Gi"))
+    assert (await only(api)).allocatable == {"nvidia.com/gpu": 1}
+
+
+@pytest.mark.parametrize("part", ["mig", "vfio"])
+async def test_parts_of_a_device_that_a_driver_could_cut_are_not_taken_for_devices(part: str) -> None:
+    api = FakeKube()
+    put_node(api, "n", {})
+    put_slice(api, "n", gpu("141Gi"), gpu("18Gi", part))
+    node = await only(api)
+    assert node.accelerator_bytes == 141 * GIB
+    assert node.allocatable == {"nvidia.com/gpu": 1}
+
+
+async def test_slices_of_an_earlier_generation_are_not_counted_once_more() -> None:
+    api = FakeKube()
+    put_node(api, "n", {})
+    put_slice(api, "n", gpu("80Gi"), generation=9)
+    put_slice(api, "n", gpu("141Gi"), gpu("141Gi"), generation=10)
+    node = await only(api)
+    assert node.accelerator_bytes == 141 * GIB
+    assert node.allocatable == {"nvidia.com/gpu": 2}
+
+
+async def test_a_device_whose_memory_its_driver_could_not_read() -> None:
+    api = FakeKube()
+    put_node(api, "n", {})
+    put_slice(api, "n", gpu("0", "amdgpu"), gpu("192Gi", "amdgpu"), driver="gpu.amd.com")
+    node = await only(api)
+    assert node.accelerator_bytes == 192 * GIB
+    assert node.allocatable == {"amd.com/gpu": 2}
 
 
 @pytest.mark.parametrize("wrong", ["", "-1", "many", "39538Mi"])
