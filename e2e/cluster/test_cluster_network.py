@@ -47,10 +47,15 @@ def elsewhere(place: PoolPlace) -> Iterator[str]:
     """A namespace of somebody else's, with a pod `CLIENT` that runs."""
     name = f"{place.namespace}-elsewhere"
     place.api.make_namespaces(name, labels=RESTRICTED)
-    place.api.apply(client_pod(name))
-    place.api.kubectl("-n", name, "wait", "--for=condition=Ready", f"pod/{CLIENT}", "--timeout=100s")
+    running_client(place, name)
     yield name
     place.api.kubectl("delete", "namespace", name, "--wait=false")
+
+
+def running_client(place: PoolPlace, namespace: str) -> None:
+    """Until it runs."""
+    place.api.apply(client_pod(namespace))
+    place.api.kubectl("-n", namespace, "wait", "--for=condition=Ready", f"pod/{CLIENT}", "--timeout=100s")
 
 
 def client_pod(namespace: str) -> Raw:
@@ -91,6 +96,15 @@ class Target:
         await eventually(check, within_s=POOL_S, every_s=LOOK_S, what=f"{namespace}/{pod} reaches {sorted(expected)}")
 
 
+@pytest.fixture
+def neighbour(place: PoolPlace) -> Iterator[None]:
+    """A pod `CLIENT` in the operator's namespace that is none of its own."""
+    running_client(place, chart.NAMESPACE)
+    yield
+    place.api.kubectl("-n", chart.NAMESPACE, "delete", "pod", CLIENT, "--wait=false")
+
+
+@pytest.mark.usefixtures("neighbour")
 async def test_a_pool_is_reached_as_its_network_policy_says(place: PoolPlace, elsewhere: str) -> None:
     await place.apply("guarded", replicas=2)
     await place.apply("another", replicas=1)
@@ -102,6 +116,7 @@ async def test_a_pool_is_reached_as_its_network_policy_says(place: PoolPlace, el
     await target.until_seen(FOR_ALL, place.namespace, "another-0", "router")
     await target.until_seen(FOR_THE_POOL, place.namespace, "guarded-0", "router")
     await target.until_seen(FOR_WATCHERS, chart.NAMESPACE, OPERATOR, "operator")
+    await target.until_seen(FOR_ALL, chart.NAMESPACE, CLIENT, CLIENT)
     assert await target.seen_from(elsewhere, CLIENT, CLIENT) == FOR_ALL, "it stays so"
     await place.kubectl("label", "namespace", elsewhere, f"{L_SCRAPE}=true")
     await target.until_seen(FOR_WATCHERS, elsewhere, CLIENT, CLIENT)

@@ -13,6 +13,7 @@ from prefixpool_operator.observed import Key, Raw
 
 L_POOL: Final = f"{GROUP}/pool"
 L_COMPONENT: Final = "app.kubernetes.io/component"
+OPERATOR: Final = "operator"  # value of that label on the operator's own pods, as the chart renders them
 L_SCRAPE: Final = f"{GROUP}/scrape"  # a namespace that bears it ("true") may read metrics
 
 A_APPLIED: Final = f"{GROUP}/applied"  # digest of the object as it was rendered

@@ -34,7 +34,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     worker_image: str
     router_image: str
-    operator_namespace: str = ""  # its pods may reach agents through the network policy; "" = from anywhere
+    operator_namespace: str = ""  # the operator's pods there may reach agents through the network policy; "" = from anywhere
     render_rbac: bool = True  # Role and RoleBinding of the router are made by the operator
     image_pull_policy: str = "IfNotPresent"
 

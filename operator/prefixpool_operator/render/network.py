@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from prefixpool import names
-from prefixpool_operator.identity import L_POOL, L_SCRAPE, Component, Identity
+from prefixpool_operator.identity import L_COMPONENT, L_POOL, L_SCRAPE, OPERATOR, Component, Identity
 from prefixpool_operator.observed import Raw
 from prefixpool_operator.render.router import PORT_NAME
 
@@ -79,7 +79,11 @@ def network_policy(identity: Identity, operator_namespace: str) -> Raw:
 
 
 def _operator(namespace: str) -> Raw:
-    return {"namespaceSelector": {"matchLabels": {_NAMESPACE: namespace}} if namespace else {}}
+    """Its pods, by the label that the chart gives them. "" for the namespace: an operator may be in any."""
+    return {
+        "namespaceSelector": {"matchLabels": {_NAMESPACE: namespace}} if namespace else {},
+        "podSelector": {"matchLabels": {L_COMPONENT: OPERATOR}},
+    }
 
 
 def _ports(*ports: int) -> list[Raw]:
