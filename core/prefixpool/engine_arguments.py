@@ -59,6 +59,7 @@ VLLM: Final = Rules(
         "--uds": "agent and router reach the engine by TCP",
         "--grpc": "the gate guards HTTP only",
         "--grpc-port": "the gate guards HTTP only",
+        "--api-server-count": "vLLM would pass it over: one process answers clients; run more replicas",
         "--headless": "an engine without API server cannot be reached",
         "--config": "a file of options could undo the worker's; give them one by one",
         "--shutdown-timeout": "the agent drains before it stops the engine; vLLM's own wait can hang for ever",

@@ -52,7 +52,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: Annotated[int, Meta(description="devices that share each layer", ge=1)] = 1
     pipeline_parallel: Annotated[int, Meta(description="devices that share the layers", ge=1)] = 1
     max_model_len: Annotated[Count, Meta(description="longest prompt plus answer, in tokens; 0: what the model says")] = 0
-    block_tokens: Annotated[Count, Meta(description="tokens of a KV block; 0: 16 on cuda, 32 on cpu and sim")] = 0
+    block_tokens: Annotated[
+        Count, Meta(description="tokens of a KV block; 0: the engine's own choice on cuda, 32 on cpu and sim")
+    ] = 0
     device_blocks: Annotated[Count, Meta(description="KV blocks on the device, the null block included; 0: by memory")] = 0
     kv_cache_bytes: Annotated[Count, Meta(description="bytes of KV cache on each device; 0: the engine's own choice")] = 0
     memory_utilization_percent: Annotated[
@@ -122,7 +124,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     )
     host: Annotated[str, Meta(description="address on which the agent listens")] = "127.0.0.1"
     agent_port: Annotated[Port, Meta(description="port of the agent")] = names.AGENT_PORT
-    block_tokens: Annotated[Count, Meta(description="tokens of a KV block, as the engine was told")] = 0
+    block_tokens: Annotated[Count, Meta(description="tokens of a KV block, as the engine was told; 0: its own choice")] = 0
     max_inflight: Annotated[Count, Meta(description="the gate's bound, as the engine was told; 0: none")] = 0
     host_kv_bytes: Annotated[Count, Meta(description="bytes of the host tier, as the engine was told; 0: none")] = 0
     disk_kv_bytes: Annotated[Count, Meta(description="bytes of the disk tier, as the engine was told; 0: none")] = 0

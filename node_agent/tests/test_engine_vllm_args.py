@@ -92,7 +92,16 @@ def test_cuda_leaves_memory_and_threads_to_the_engine() -> None:
     assert "VLLM_CPU_OMP_THREADS_BIND" not in spec.env
     assert "--kv-cache-memory-bytes" not in spec.argv
     assert option(spec, "--gpu-memory-utilization") == "0.85"
-    assert option(spec, "--block-size") == "16"
+
+
+def test_blocks_of_16_tokens_that_nobody_had_asked_for_ruled_out_kernels_on_cuda() -> None:
+    """With a size that is given, vLLM takes kernels that can have it and no others: for sparse MLA on H200 none at all, so
+    that it does not start, and for MLA on B200 only the slowest.
+    """
+    spec = vllm_spec(settings(device=Device.CUDA), HOST)
+    assert "--block-size" not in spec.argv
+    assert spec.block_tokens == 0
+    assert option(vllm_spec(settings(device=Device.CUDA, block_tokens=64), HOST), "--block-size") == "64"
 
 
 def test_block_size_that_vllm_refuses_on_cpu_is_refused_before_the_start() -> None:
@@ -184,6 +193,7 @@ def test_harmless_extra_arguments_are_passed_on() -> None:
         "--uds /s",
         "--ssl-keyfile k",
         "--enable-log-requests",
+        "--api-server-count 4",
         "--data-parallel-size 2",
         "--data_parallel_size=2",
         "-dp 2",

@@ -15,7 +15,7 @@ from prefixpool.sizing import plan as sizing
 from prefixpool.sizing import warning
 from prefixpool.sizing.errors import ShapeError, SizingError
 from prefixpool.sizing.kv import NULL_BLOCKS
-from prefixpool.sizing.plan import SizingPlan, Source
+from prefixpool.sizing.plan import SizingPlan
 from prefixpool.sizing.reasons import gib
 from prefixpool.sizing.request import SizingRequest
 from prefixpool.sizing.tiers import HostLimits
@@ -64,8 +64,10 @@ def size(observed: Observed, spec: PoolSpec, identity: Identity) -> Sized:
     found = device.look(observed.nodes, before, spec)
     if found.accelerator is None:
         return _unknown(Reason.DEVICE_UNKNOWN, found.unknown, inspected)
-    blocks = _measured_blocks(observed, mark, before)
-    sized = _numbered(observed, spec, _planned(sizing_request(spec, shape.shape, found.accelerator), blocks))
+    request = sizing_request(spec, shape.shape, found.accelerator)
+    planned = _planned(request)
+    blocks = _measured_blocks(observed, mark, before, planned.planned)
+    sized = _numbered(observed, spec, _corrected(planned, request, blocks))
     remember = Remembered(
         planned=Planned(spec_hash=mark, device=found.device, measured_blocks=blocks),
         inspected=_document(inspected, spec) if shape.source is ShapeSource.INSPECTION else None,
@@ -121,7 +123,7 @@ def _unshaped(inspected: Inspected, identity: Identity, hindrance: str = "") -> 
     return _unknown(Reason.INSPECTING, message, inspected, inspect=inspected.job is None and inspected.stale_job is None)
 
 
-def _planned(request: SizingRequest, blocks: int) -> Sized:
+def _planned(request: SizingRequest) -> Sized:
     try:
         planned = sizing.plan(request)
     except SizingError as error:
@@ -130,14 +132,15 @@ def _planned(request: SizingRequest, blocks: int) -> Sized:
         return Sized(
             status=ConditionStatus.FALSE, reason=Reason.DOES_NOT_FIT, message=_does_not_fit(planned), planned=planned
         )
-    plan = sizing.corrected(planned, request, blocks) if blocks > NULL_BLOCKS else planned
-    return Sized(
-        status=ConditionStatus.TRUE,
-        reason=Reason.MEASURED if plan.source is Source.MEASURED else Reason.PLANNED,
-        message=plan.reason + _told(planned, plan),
-        plan=plan,
-        planned=planned,
-    )
+    return Sized(status=ConditionStatus.TRUE, reason=Reason.PLANNED, message=planned.reason, plan=planned, planned=planned)
+
+
+def _corrected(sized: Sized, request: SizingRequest, blocks: int) -> Sized:
+    """By what engines report, if anything fits at all."""
+    if sized.plan is None or blocks <= NULL_BLOCKS:
+        return sized
+    plan = sizing.corrected(sized.plan, request, blocks)
+    return msgspec.structs.replace(sized, reason=Reason.MEASURED, message=plan.reason + _told(sized.plan, plan), plan=plan)
 
 
 def _numbered(observed: Observed, spec: PoolSpec, sized: Sized) -> Sized:
@@ -169,19 +172,25 @@ def _told(planned: SizingPlan, plan: SizingPlan) -> str:
     return f" Engines report {now:,} blocks, {abs(percent)} % {word} than the {before:,} planned."
 
 
-def _measured_blocks(observed: Observed, mark: str, before: Planned | None) -> int:
-    """The least that any engine of this spec has reported, the null block included; 0: none yet.
+def _measured_blocks(observed: Observed, mark: str, before: Planned | None, planned: SizingPlan | None) -> int:
+    """The least that any engine of this spec has reported, the null block included, in blocks as planned; 0: none yet.
 
     It can only sink while the spec stays the same, so that a replica that comes and goes changes nothing.
     """
     known = [before.measured_blocks] if before is not None and before.measured_blocks else []
     reported = _reported(observed, mark).values()
     blocks = [
-        info.device_blocks + NULL_BLOCKS
+        info.device_blocks * _planned_blocks_in_one(info, planned) + NULL_BLOCKS
         for info in reported
         if info.device_blocks > 0 and info.state in (State.READY, State.FENCED)
     ]
     return min([*known, *blocks], default=0)
+
+
+def _planned_blocks_in_one(info: Info, planned: SizingPlan | None) -> int:
+    """Several, where the engine has chosen larger blocks than the plan has, as its kernels want them."""
+    several, rest = divmod(info.block_tokens, planned.block_tokens) if planned is not None else (1, 0)
+    return several if several and not rest else 1
 
 
 def _reported(observed: Observed, mark: str) -> dict[str, Info]:

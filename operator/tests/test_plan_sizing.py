@@ -143,6 +143,18 @@ def test_measured_blocks_correct_the_plan_once_and_do_not_swing() -> None:
         assert (found.actions, found.status_changed) == ((), False)
 
 
+def test_an_engine_that_chose_blocks_four_times_as_large_seemed_to_have_a_quarter_of_the_memory() -> None:
+    cluster = on_gpus("meta-llama/Llama-3.1-8B", node(), engine={"maxModelLen": 8192})
+    cluster.run()
+    planned = cluster.pool["status"]["sizing"]["devicePerReplica"]["blocks"]
+    cluster.infos = {"chat-0": info("chat-0", device_blocks=planned // 4, block_tokens=64)}
+    cluster.run()
+    sizing = cluster.pool["status"]["sizing"]
+    assert sizing["source"] == "Measured"
+    assert sizing["devicePerReplica"]["blocks"] == planned // 4 * 4 + 1
+    assert "Engines report" not in cluster.condition("Sized")["message"]
+
+
 def test_a_great_difference_is_told() -> None:
     cluster = ToyCluster(pool({"replicas": 1}))
     cluster.run()

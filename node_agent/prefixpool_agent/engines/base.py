@@ -23,7 +23,7 @@ class EngineSpec(NamedTuple):
     env: Mapping[str, str]
     url: str  # base URL, without a path
     served_model_name: str
-    block_tokens: int
+    block_tokens: int  # 0: its own choice
     startup_timeout_s: float
 
 

@@ -75,8 +75,11 @@ def _has_any(extra: Sequence[str], flags: Sequence[str]) -> bool:
 
 
 def _block_tokens(settings: WorkerSettings) -> int:
+    """0: the engine's own choice. On CUDA it takes the size that the best kernels for model and device want; one that is
+    given rules out all kernels that cannot have it, and for some models that is all of them.
+    """
     if settings.device is Device.CUDA:
-        return settings.block_tokens or 16
+        return settings.block_tokens
     tokens = settings.block_tokens or _CPU_BLOCK_MULTIPLE
     if tokens % _CPU_BLOCK_MULTIPLE:
         raise SettingsError(f"block_tokens={tokens}: vLLM on CPU needs a multiple of {_CPU_BLOCK_MULTIPLE}")
@@ -87,7 +90,8 @@ def _fixed(settings: WorkerSettings, served: str, block_tokens: int) -> list[str
     return [
         *("--model", settings.model, "--served-model-name", served),
         *("--host", settings.host, "--port", str(settings.engine_port)),
-        *("--block-size", str(block_tokens), "--enable-prefix-caching"),
+        *(("--block-size", str(block_tokens)) if block_tokens else ()),
+        "--enable-prefix-caching",
         *("--kv-events-config", json.dumps(kv_events(settings.run_dir))),
         *("--middleware", MIDDLEWARE),
         "--enable-prompt-tokens-details",  # else usage says nothing of cached tokens
