@@ -33,7 +33,7 @@ def test_an_example_is_a_pool_that_fits(file: Path) -> None:
 
 def test_the_examples_show_what_they_say() -> None:
     plans = {file.stem: plan_of(file) for file in EXAMPLES}
-    assert len(plans) == 6
+    assert len(plans) == 7
     assert 2 <= plans["llama-3.1-8b-l4"].replicas <= 40
     assert plans["deepseek-v3-h200"].limited_by is LimitedBy.HOST_KV
     assert plans["shared-disk"].disk_per_replica.tokens > plans["shared-disk"].host_per_replica.tokens

@@ -127,6 +127,18 @@ def test_a_pod_asks_for_its_pool_and_the_shared_memory_around_it() -> None:
     assert found.memory > found.shared_memory
 
 
+def test_pods_had_no_room_for_the_images_that_an_engine_keeps() -> None:
+    """vLLM's `--mm-processor-cache-gb` is 4 by default, and was as much as most of what a pod got."""
+    assert plan(request()).host_needs.memory == (6 + 4 + 1) * GIB
+
+
+def test_ranks_that_meet_in_shared_memory_had_no_more_of_it_than_one_alone() -> None:
+    """As those of cards without NVLink do, where NCCL ends an engine that has too little."""
+    two, eight = (plan(request("llama-3.1-70b", "h200", tensor=tensor, max_model_len=8192)).host_needs for tensor in (2, 8))
+    assert (two.shared_memory, eight.shared_memory) == (2 * GIB, 8 * GIB)
+    assert eight.memory - two.memory == 6 * 2 * GIB
+
+
 def test_memory_grew_with_what_lies_on_disk_beyond_the_limit_of_the_pod() -> None:
     """Engine and agent know each chunk: 8 TiB of small ones ended pods that had room for none of them."""
     tiers = {"host_bytes": 100 * GIB, "disk_bytes": 8192 * GIB}

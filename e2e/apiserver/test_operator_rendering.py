@@ -65,6 +65,7 @@ SPECS: dict[str, Raw] = {
                 {"weight": 1, "podAffinityTerm": {"topologyKey": "zone", "labelSelector": {"matchLabels": {"a": "b"}}}}
             ]}},
             "topologySpread": [{"topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}],
+            "runtimeClassName": "nvidia",
         },
         "kvCache": {"dtype": "fp8", "host": {"memory": "2Gi"}, "disk": {"size": "5Gi", "storageClassName": "fast"}},
         "router": {"resources": {"limits": {"memory": "512Mi"}}, "limits": {"maxInflight": 9}},
@@ -76,6 +77,10 @@ SPECS: dict[str, Raw] = {
     "a simulation": {**SMALL, "engine": {"kind": "sim"}},
     "an inspection": {"model": {"source": "someone/unheard-of", "tokenSecret": "hub"}, "accelerator": {}},
 }  # fmt: skip
+
+
+# Pods that name one are refused without it.
+RUNTIME: Raw = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}, "handler": "nvidia"}
 
 
 @pytest_asyncio.fixture
@@ -90,6 +95,7 @@ def restricted(api: ApiServer) -> Iterator[str]:
     """A namespace that takes pods of the restricted profile only."""
     name = f"restricted-{uuid4().hex[:8]}"
     api.make_namespaces(name, labels=RESTRICTED)
+    api.apply(RUNTIME)
     yield name
     api.kubectl("delete", "namespace", name, "--wait=false")
 

@@ -36,6 +36,18 @@ async def test_a_quota_with_room_for_one_replica(place: Place) -> None:
     await place.until("p", "Degraded", "False", "Healthy")
 
 
+async def test_a_runtime_class_that_is_not_there_yet(place: Place) -> None:
+    name = f"devices-of-{place.namespace}"
+    await place.apply("p", replicas=1, placement={"runtimeClassName": name})
+    message = await place.until("p", "Degraded", "True", "PodRefused", within_s=2 * LOOK_S)
+    assert f'RuntimeClass "{name}" not found' in message
+    runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": "nvidia"}
+    place.api.apply(runtime)
+    await place.serve("p", replicas=1)
+    await place.until("p", "Degraded", "False", "Healthy")
+    assert [pod["spec"]["runtimeClassName"] for pod in await place.pods("p")] == [name]
+
+
 async def test_a_child_that_the_api_server_does_not_take(place: Place) -> None:
     await place.apply("p", placement={"affinity": {"nodeAffinity": 7}})
     message = await place.until("p", "Degraded", "True", "WriteRefused")

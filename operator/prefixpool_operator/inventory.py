@@ -20,6 +20,7 @@ _log = logging.getLogger(__name__)
 _MIB: Final = 1 << 20
 _MEMORY: Final = "nvidia.com/gpu.memory"  # MiB of one device, or of one MIG slice where all slices are alike
 _PRODUCT: Final = "nvidia.com/gpu.product"
+WHOLE: Final = "nvidia.com/gpu"
 _PART: Final = "nvidia.com/mig-"  # resources of slices where those of a node are unlike, with labels of their own
 _REPLICAS: Final = "nvidia.com/gpu.replicas"  # above 1: devices are handed out several times over
 _SHARED: Final = "-SHARED"  # the product's ending where the device plugin shares devices and keeps the resource's name

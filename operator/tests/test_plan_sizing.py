@@ -326,6 +326,7 @@ def test_an_inspection_runs_with_the_models_volume_and_token_and_no_device() -> 
     pod = cluster.children["Job", "chat-inspect"]["spec"]["template"]["spec"]
     assert {"name": "model", "persistentVolumeClaim": {"claimName": "weights", "readOnly": True}} in pod["volumes"]
     assert GPU not in pod["containers"][0]["resources"]["limits"]
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in pod["containers"][0]["env"], "images on CUDA ask for all"
     assert pod["containers"][0]["securityContext"]["readOnlyRootFilesystem"]
 
 

@@ -171,6 +171,47 @@ def test_memory_and_shared_memory_are_sized_with_the_host_tier() -> None:
     assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in large["tolerations"]
 
 
+def test_nodes_whose_own_runtime_knows_no_devices_are_told_of_another_by_replicas_alone() -> None:
+    """k3s and others have NVIDIA's runtime beside their own: engines found no device, and pools could not name it."""
+    spec = {"accelerator": {"memory": "22Gi"}, "placement": {"runtimeClassName": "nvidia"}}
+    assert template(spec)["runtimeClassName"] == "nvidia"
+    apart = child("Deployment", "chat-router", {**spec, "router": {"mode": "Deployment"}})
+    assert "runtimeClassName" not in apart["spec"]["template"]["spec"]
+    assert "runtimeClassName" not in template({"accelerator": {"memory": "22Gi"}})
+
+
+@pytest.mark.parametrize(
+    ("memory", "engine", "inflight"),
+    [
+        ("22Gi", {}, 256),
+        ("143771Mi", {}, 1024),
+        ("143771Mi", {"maxNumSeqs": 512}, 512),
+        ("22Gi", {"maxNumSeqs": 8}, 256),
+    ],
+)
+def test_engines_that_compute_a_thousand_sequences_at_once_were_let_have_256(
+    memory: str, engine: Raw, inflight: int
+) -> None:
+    assert worker({"accelerator": {"memory": memory}, "engine": engine}).max_inflight == inflight
+
+
+def test_engines_asked_for_no_core_and_got_what_other_pods_of_a_busy_node_left() -> None:
+    model = {"source": "meta-llama/Llama-3.1-8B"}
+    gpus = {"model": model, "accelerator": {"memory": "80Gi", "tensorParallel": 4}}
+    found = template(gpus)["containers"][0]["resources"]
+    assert found["requests"]["cpu"] == "5"
+    assert "cpu" not in found["limits"]
+    own = {"resources": {"requests": {"cpu": "16"}}}
+    assert template({**gpus, "engine": own})["containers"][0]["resources"]["requests"]["cpu"] == "16"
+    assert "cpu" not in template({**gpus, "engine": {"kind": "sim"}})["containers"][0]["resources"]["requests"]
+
+
+def test_parts_of_devices_are_on_nodes_that_are_tainted_as_those_with_whole_ones() -> None:
+    part = "nvidia.com/mig-1g.10gb"
+    tolerated = {one["key"] for one in template({"accelerator": {"resource": part, "memory": "9Gi"}})["tolerations"]}
+    assert tolerated == {part, "nvidia.com/gpu"}
+
+
 @pytest.mark.parametrize(
     ("given", "request_", "limit"),
     [

@@ -109,7 +109,10 @@ class Engine(ApiStruct, frozen=True, kw_only=True):
     ] = ()
     resources: Annotated[
         Resources | None,
-        Meta(description="Requests and limits; memory is computed from the sizing plan where it is not given here."),
+        Meta(
+            description="Requests and limits. Where they are not given here, memory is computed from the sizing plan, and a "
+            "core is asked for each device, and one more."
+        ),
     ] = None
     max_model_len: Annotated[
         Tokens | None, Meta(description="Longest prompt plus answer, in tokens; by default what the model takes.")

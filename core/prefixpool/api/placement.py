@@ -84,3 +84,10 @@ class Placement(ApiStruct, frozen=True, kw_only=True):
         Meta(description="How replicas spread over zones or nodes.", max_length=8, extra_json_schema=ATOMIC),
     ] = ()
     priority_class_name: Annotated[ObjectName | None, Meta(description="PriorityClass of pods.")] = None
+    runtime_class_name: Annotated[
+        ObjectName | None,
+        Meta(
+            description="RuntimeClass of replicas, where devices need another runtime than the node's own: `nvidia` on k3s, "
+            "RKE2 and wherever NVIDIA's is not the default. It must exist, else no pod is made."
+        ),
+    ] = None

@@ -54,6 +54,7 @@ class SizingPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     disk_per_replica: TierSize  # a shared disk: of all replicas together
     concurrent_sequences: float  # of max_model_len, on the device
     max_model_len: int
+    sequences_per_step: int  # that the engine computes at once, if there are so many
     replicas: int
     sessions_per_replica: int  # of the budget's length, in the budget's tier; 0 without such a budget
     host_needs: HostNeeds
@@ -88,6 +89,7 @@ def plan(request: SizingRequest) -> SizingPlan:
         disk_per_replica=sized.disk,
         concurrent_sequences=round(sized.usable_blocks / sized.blocks_each, 2),
         max_model_len=wanted.length,
+        sequences_per_step=wanted.batches.sequences,
         replicas=outcome.replicas,
         sessions_per_replica=outcome.sessions,
         host_needs=needs,

@@ -16,9 +16,12 @@ from prefixpool.sizing.parallel import Parallel
 
 _PAGE: Final = 4096
 _SHARED_OVER_POOL_TENTHS: Final = 12  # for each 10 bytes of pool: with less, production pods were killed (kserve #1842)
-_SHARED_BASE: Final = 1 << 30  # NCCL's and vLLM's own segments (about 400 MB measured), rounded up
+# vLLM's and NCCL's own segments: 400 MB measured with one rank, rounded up. Ranks without a direct way to each other, as on
+# cards without NVLink, meet in segments of 10 MB for each pair and channel; a segment that does not fit ends the engine.
+_SHARED_PER_RANK: Final = 1 << 30
 _PROCESS_BASE: Final = 6 << 30  # Python, torch, CUDA's host side, agent; weights pass through piecewise
-_PROCESS_PER_RANK: Final = 2 << 30
+_INPUTS: Final = 4 << 30  # vLLM's cache of images and the like, by default; a plan cannot tell which models take any
+_PROCESS_PER_RANK: Final = 2 << 30  # with what further ranks keep in shared memory
 # Of each chunk on disk, measured with 100,000 of them on CPython 3.11. The engine keeps its name, its size, and its place in
 # the order of going: 700 bytes, and 100 more while it counts the directory. The agent keeps the file's name, and its block
 # in the picture with tokens and boundaries: 800. (The picture is bounded, by 500,000 blocks; names are not.)
@@ -68,6 +71,6 @@ def host_needs(parallel: Parallel, pool_bytes: int, disk_chunks: int, device_on_
     pool = pool_bytes * _SHARED_OVER_POOL_TENTHS // 10
     tiers = pool + disk_chunks * _CHUNK_ON_DISK
     if device_on_host:
-        return HostNeeds(shared_memory=_SHARED_BASE + pool, memory=device_on_host + tiers)
-    base = _PROCESS_BASE + _PROCESS_PER_RANK * (parallel.devices - 1)
-    return HostNeeds(shared_memory=_SHARED_BASE + pool, memory=base + _SHARED_BASE + tiers)
+        return HostNeeds(shared_memory=_SHARED_PER_RANK + pool, memory=device_on_host + tiers)
+    base = _PROCESS_BASE + _INPUTS + _SHARED_PER_RANK + _PROCESS_PER_RANK * (parallel.devices - 1)
+    return HostNeeds(shared_memory=_SHARED_PER_RANK * parallel.devices + pool, memory=base + tiers)

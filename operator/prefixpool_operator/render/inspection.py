@@ -18,6 +18,8 @@ _DEADLINE_S: Final = 900
 _TRIES_MORE: Final = 6  # with growing pauses, ten minutes in all: a Hub, or a way to it, that is away for a while
 _DEFINITE: Final = [EXIT_FAILED, EXIT_SETTINGS]
 _MEMORY: Final = 1 << 30
+# Images on CUDA ask for all devices in this variable, and NVIDIA's runtime, where it is the default, gives them.
+_NO_DEVICES: Final[Raw] = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
 
 
 def inspection_job(identity: Identity, spec: PoolSpec, settings: Settings) -> Raw:
@@ -59,7 +61,7 @@ def _container(spec: PoolSpec, settings: Settings) -> Raw:
         "imagePullPolicy": settings.image_pull_policy,
         "command": ["prefixpool-worker", "inspect", "--model", model.source, "--output", _MESSAGE],
         "args": ["--revision", model.revision] if model.revision else [],
-        "env": worker.merged({"name": "HOME", "value": volumes.HOME}, *worker.given(spec)),
+        "env": worker.merged({"name": "HOME", "value": volumes.HOME}, _NO_DEVICES, *worker.given(spec)),
         "resources": {"requests": {"cpu": "100m", "memory": str(_MEMORY)}, "limits": {"memory": str(_MEMORY)}},
         "terminationMessagePath": _MESSAGE,
         "terminationMessagePolicy": "FallbackToLogsOnError",

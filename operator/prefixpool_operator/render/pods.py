@@ -8,6 +8,7 @@ import msgspec
 
 from prefixpool.api.placement import Placement, Toleration
 from prefixpool.api.spec import PoolSpec
+from prefixpool_operator import inventory
 from prefixpool_operator.identity import Component, Identity
 from prefixpool_operator.observed import Raw
 from prefixpool_operator.render import router, volumes, worker
@@ -26,6 +27,7 @@ def worker_template(plan: Blueprint) -> Raw:
         "containers": [worker.container(plan)],
         "volumes": volumes.worker_volumes(plan),
         **placement(plan.spec),
+        **_runtime(plan.spec),
         "topologySpreadConstraints": _spreads(plan),
     }
     if plan.sidecars:
@@ -67,7 +69,9 @@ def placement(spec: PoolSpec) -> Raw:
     given: Placement = spec.placement
     tolerations = [_toleration(one) for one in given.tolerations]
     if not spec.accelerator.on_cpu:
-        tolerations.append({"key": spec.accelerator.resource, "operator": "Exists", "effect": "NoSchedule"})
+        tolerations += [
+            {"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in _taints(spec.accelerator.resource)
+        ]
     found: Raw = {
         "nodeSelector": dict(given.node_selector),
         "tolerations": tolerations,
@@ -75,6 +79,17 @@ def placement(spec: PoolSpec) -> Raw:
         "priorityClassName": given.priority_class_name,
     }
     return {name: value for name, value in found.items() if value}
+
+
+def _taints(resource: str) -> tuple[str, ...]:
+    """Nodes whose devices are handed out in parts are tainted as those with whole ones."""
+    return (resource, inventory.WHOLE) if inventory.is_part(resource) else (resource,)
+
+
+def _runtime(spec: PoolSpec) -> Raw:
+    """Of pods with devices: routers and inspections do without."""
+    name = spec.placement.runtime_class_name
+    return {"runtimeClassName": name} if name else {}
 
 
 def _toleration(one: Toleration) -> Raw:

@@ -24,6 +24,7 @@ _STARTS: Final = 5  # the supervisor gives up after so many; the kubelet shall n
 _OR_DOWNLOADING: Final = "?download=1"
 _PROBE_S: Final = 5
 _SCRATCH: Final = 4 << 30  # compiled kernels and graphs
+_LEAST_INFLIGHT: Final = 256
 _KV_DTYPES: Final = {KvDtype.AUTO: None, KvDtype.BF16: "bfloat16", KvDtype.FP8: "fp8"}
 
 
@@ -98,6 +99,7 @@ def _settings(plan: Blueprint) -> dict[str, Any]:
         "max_model_len": spec.engine.max_model_len,
         "block_tokens": spec.engine.block_size,
         "max_num_seqs": spec.engine.max_num_seqs,
+        "max_inflight": max(_LEAST_INFLIGHT, plan.sizing.sequences_per_step),  # fewer would leave room in its batches
         "kv_cache_dtype": _KV_DTYPES[spec.kv_cache.dtype],
         "memory_utilization_percent": spec.kv_cache.memory_utilization_percent,
         "device_blocks": plan.sizing.device_per_replica.blocks if plan.simulated else None,
@@ -141,7 +143,11 @@ def _arguments(plan: Blueprint) -> list[str]:
 
 
 def _resources(plan: Blueprint) -> Raw:
-    """Memory is both request and limit: pages of the host tier are touched at start and are never given back."""
+    """Memory is both request and limit: pages of the host tier are touched at start and are never given back.
+
+    Devices wait for the engine's threads: one drives each of them, one more schedules and answers. Who asks for no core gets
+    what the other pods of a busy node leave.
+    """
     memory = _SIM_MEMORY if plan.simulated else plan.sizing.host_needs.memory
     requests: dict[str, Any] = {"memory": memory}
     if scratch := _scratch_bytes(plan):
@@ -150,6 +156,8 @@ def _resources(plan: Blueprint) -> Raw:
     accelerator = plan.spec.accelerator
     if not accelerator.on_cpu:
         requests[accelerator.resource] = limits[accelerator.resource] = accelerator.devices
+        if not plan.simulated:
+            requests["cpu"] = accelerator.devices + 1
     return resources(plan.spec.engine.resources, requests, limits)
 
 
