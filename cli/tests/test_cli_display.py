@@ -96,8 +96,12 @@ def test_a_closed_terminal_left_the_run_directory_and_its_key_behind() -> None:
             cleaned.append("yes")
         return True
 
-    with pytest.raises(interrupt.CutShortError):
-        interrupt.run(closed(), Console(file=Gone()))
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
+    try:
+        with pytest.raises(interrupt.CutShortError):
+            interrupt.run(closed(), Console(file=Gone()))
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert cleaned == ["yes"]
 
 
