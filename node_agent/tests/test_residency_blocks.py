@@ -9,7 +9,8 @@ import pytest
 
 from prefixpool.wire import Template, Tier
 from prefixpool_agent.residency import Limits, Residency
-from prefixpool_agent.residency.blocks import Block, BlockTrie
+from prefixpool_agent.residency.block import Block
+from prefixpool_agent.residency.blocks import BlockTrie
 from prefixpool_agent.residency.kv_event import Removed, Stored, block_hash, parse_event
 
 SIZE = 4

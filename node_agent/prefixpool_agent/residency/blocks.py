@@ -1,78 +1,16 @@
-"""The engine's blocks as a trie that follows its KV events: parents, token ids, copies per tier. Pure.
-
-A block's *level* is the tier from which its whole path is served, and ABSENT if the path has a hole. The engine walks a
-prefix from the root: device blocks until the first miss, then lower tiers from there on. So a device block behind a host
-block serves nobody, and a level never gets nearer with depth. A block is *stored* if its whole path is on disk, wherever it
-is besides: then any replica that has the same disk can read it.
-
-Copies on the device are counted, because two requests that compute the same block at once store it twice and later remove
-it twice. Lower tiers are maps in the engine, hence sets here.
-"""
+"""The engine's blocks as a trie that follows its KV events: parents, token ids, copies per tier. Pure."""
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Final, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from prefixpool.wire import Tier
+from prefixpool_agent.residency.block import UNPLACED, Block
 from prefixpool_agent.residency.kv_event import Stored
-
-UNPLACED: Final = -1  # Block.blocks: the path to the root is not known
-
-
-class Block:
-    """One block; a placeholder while only its hash is known (no tokens), or its parent is not known (no parent)."""
-
-    __slots__ = (
-        "blocks",
-        "device",
-        "disk",
-        "facts",
-        "first",
-        "hash",
-        "host",
-        "level",
-        "next",
-        "parent",
-        "previous",
-        "stored",
-        "tokens",
-    )
-
-    def __init__(self, hash_: int) -> None:
-        self.hash = hash_
-        self.parent: Block | None = None
-        self.blocks = UNPLACED  # length of the path from the root, itself included
-        self.tokens: array[int] | None = None
-        self.device = 0  # physical copies
-        self.host = False
-        self.disk = False
-        self.level = Tier.ABSENT
-        self.stored = False
-        self.facts: list[int] | None = None  # owned by boundaries.BoundaryMap
-        # Children as a linked list: nearly all blocks have one child, and a dictionary for one costs 200 bytes.
-        self.first: Block | None = None
-        self.next: Block | None = None
-        self.previous: Block | None = None
-
-    def children(self) -> Iterator[Block]:
-        """In no order; the tree must not change meanwhile."""
-        child = self.first
-        while child:
-            yield child
-            child = child.next
-
-    def path(self) -> list[Block]:
-        """From the root's child to this block; only for placed blocks."""
-        out: list[Block] = []
-        block = self
-        while block.parent is not None:
-            out.append(block)
-            block = block.parent
-        out.reverse()
-        return out
+from prefixpool_agent.residency.suspected import SuspectedCopies
 
 
 class Watcher(Protocol):
@@ -101,8 +39,7 @@ class BlockTrie:
         self._counts = counts
         self._blocks: dict[int, Block] = {}
         self.on_device = 0  # blocks with a copy there
-        self._suspected: Counter[Block] = Counter()  # copies on the device that may exist
-        self._spent: Counter[Block] = Counter()  # of these, removed already: one of them was real, not known which
+        self._suspected = SuspectedCopies()
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -166,38 +103,20 @@ class BlockTrie:
 
     def suspect(self, blocks: Sequence[Block]) -> None:
         """Perhaps one copy more of each of these: not counted until `settle` tells, but a removal may mean it."""
-        self._suspected.update(blocks)
+        self._suspected.add(blocks)
 
     def settle(self, blocks: Sequence[Block], real: bool) -> None:
-        """What was suspected is a copy, unless it was removed meanwhile, or it never was one.
-
-        A removal says that one of those suspected was real. So it uses up the next that proves real, not one that does not.
-        """
+        """What was suspected is a copy, unless it was removed meanwhile, or it never was one."""
         for block in blocks:
-            suspected = self._suspected.pop(block, 0)
-            if not suspected:
-                continue  # forgotten since then, or cleared
-            spent = self._spent.pop(block, 0)
-            if suspected > 1:
-                self._suspected[block] = suspected - 1
-            if (left := min(spent - real, suspected - 1)) > 0:
-                self._spent[block] = left
-            if real and not spent:
+            if self._suspected.settle(block, real):
                 self.add_copies([block])
-
-    def _spend(self, block: Block) -> bool:
-        """A copy was removed that is not counted; False if none is suspected."""
-        unspent = self._spent[block] < self._suspected[block]
-        if unspent:
-            self._spent[block] += 1
-        return unspent
 
     def removed(self, hashes: Sequence[int], tier: Tier) -> None:
         """One copy of each of these is gone."""
         for hash_ in hashes:
             block = self._blocks.get(hash_)
-            if block is None or not _has(block, tier):
-                suspected = block is not None and tier is Tier.DEVICE and self._spend(block)
+            if block is None or not block.has(tier):
+                suspected = block is not None and tier is Tier.DEVICE and self._suspected.spend(block)
                 self._counts["removed_unknown"] += not suspected
                 continue
             if tier is Tier.DEVICE:
@@ -213,7 +132,6 @@ class BlockTrie:
     def cleared(self, external: bool) -> None:
         """The device tier is empty; `external`: host memory, too. What is on disk stays, vLLM never resets that."""
         self._suspected.clear()
-        self._spent.clear()
         self.on_device = 0
         for block in self._blocks.values():
             block.device = 0
@@ -231,7 +149,6 @@ class BlockTrie:
         self._blocks.clear()
         self.on_device = 0
         self._suspected.clear()
-        self._spent.clear()
         self.root.first = None
         self._refuse.clear()
 
@@ -275,11 +192,7 @@ class BlockTrie:
             block.tokens = tokens
         if block.parent is not None or block is parent:
             return
-        block.parent = parent
-        block.next = parent.first
-        if parent.first:
-            parent.first.previous = block
-        parent.first = block
+        block.attach(parent)
         self._index(block)
 
     def _index(self, top: Block) -> None:
@@ -309,7 +222,7 @@ class BlockTrie:
         todo = [top]
         while todo:
             block = todo.pop()
-            level, stored = _level(block), block.disk and block.parent is not None and block.parent.stored
+            level, stored = block.served_from(), block.disk and block.parent is not None and block.parent.stored
             if (level, stored) != (block.level, block.stored):
                 self._watcher.changing(block)
                 block.level, block.stored = level, stored
@@ -327,33 +240,9 @@ class BlockTrie:
         self._watcher.dropped(block)
         del self._blocks[block.hash]
         self.on_device -= block.device > 0
-        self._suspected.pop(block, None)
-        self._spent.pop(block, None)
-        if block.next:
-            block.next.previous = block.previous
-        if block.previous:
-            block.previous.next = block.next
-        elif block.parent:
-            block.parent.first = block.next
-        block.next = block.previous = None
+        self._suspected.forget(block)
+        block.detach()
 
 
 def _depth(block: Block) -> int:
     return block.blocks
-
-
-def _has(block: Block, tier: Tier) -> bool:
-    if tier is Tier.DEVICE:
-        return block.device > 0
-    return block.host if tier is Tier.HOST else block.disk
-
-
-def _level(block: Block) -> Tier:
-    above = block.parent.level if block.parent else Tier.ABSENT
-    if above is Tier.ABSENT:
-        return Tier.ABSENT
-    if above is Tier.DEVICE and block.device:
-        return Tier.DEVICE
-    if block.host:
-        return Tier.DISK if above is Tier.DISK else Tier.HOST
-    return Tier.DISK if block.disk else Tier.ABSENT

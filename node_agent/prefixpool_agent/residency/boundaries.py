@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from prefixpool.wire import Tier
-from prefixpool_agent.residency.blocks import Block
+from prefixpool_agent.residency.block import Block
 from prefixpool_agent.residency.limits import Limits
 from prefixpool_agent.residency.news import News
 from prefixpool_agent.residency.remembered import Facts, Remembered

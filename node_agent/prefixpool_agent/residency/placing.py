@@ -15,7 +15,7 @@ from prefixpool.chain.boundary import CHUNK, CONTENT_END
 from prefixpool.wire import Template
 from prefixpool_agent.residency.align import SURELY_A_TOKEN_BYTES, TOKEN_BYTES, Prompt, Resume, align, decode, reach
 from prefixpool_agent.residency.answer import Answer
-from prefixpool_agent.residency.blocks import Block
+from prefixpool_agent.residency.block import Block
 from prefixpool_agent.residency.boundaries import BoundaryMap
 from prefixpool_agent.residency.sessions import Session
 from prefixpool_agent.residency.table import TokenTable

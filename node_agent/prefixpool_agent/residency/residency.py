@@ -19,7 +19,8 @@ from prefixpool.note import Arrival, End
 from prefixpool.wire import Template, Tier
 from prefixpool_agent.residency import saved
 from prefixpool_agent.residency.answer import parse_answer
-from prefixpool_agent.residency.blocks import UNPLACED, BlockTrie
+from prefixpool_agent.residency.block import UNPLACED
+from prefixpool_agent.residency.blocks import BlockTrie
 from prefixpool_agent.residency.boundaries import BoundaryMap, Changes
 from prefixpool_agent.residency.kv_event import Cleared, Removed, Stored, parse_event
 from prefixpool_agent.residency.limits import Limits

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from prefixpool.chain import Canonical, PrefixChain
 from prefixpool_agent.residency.answer import Answer
-from prefixpool_agent.residency.blocks import Block
+from prefixpool_agent.residency.block import Block
 from prefixpool_agent.residency.limits import Limits
 
 
