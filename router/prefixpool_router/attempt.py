@@ -137,7 +137,8 @@ class FleetDispatch:
             return
         self._settle(served=False)
         self._decision.abandoned(why, self._books.fleet.clock(), replica_down=replica_down)
-        self._books.metrics.abandoned.labels(self.replica, why).inc()
+        if self._counted:
+            self._books.metrics.abandoned.labels(self.replica, why).inc()
         if replica_down:
             self._replica.went_down(why)
         elif why in STOPPING:
@@ -217,17 +218,27 @@ class FleetDispatch:
         self._books.estimate.learn(self._prompt.model, chain.total_bytes, outcome.prompt_tokens)
         return outcome.cached_tokens is not None and self._compare(outcome.prompt_tokens, outcome.cached_tokens)
 
+    @property
+    def _counted(self) -> bool:
+        """Its replica, or another of that name, is a member: the series of those that left must not come back."""
+        return self.replica in self._books.fleet.replicas
+
     def _compare(self, prompt_tokens: int, cached: int) -> bool:
-        replica, metrics, name = self._replica, self._books.metrics, self._replica.name
-        metrics.prompt_tokens.labels(name).inc(prompt_tokens)
-        metrics.cached_tokens.labels(name).inc(cached)
+        replica, predicted = self._replica, self._forecast.cached
+        if self._counted:
+            self._count(prompt_tokens, cached)
         for tier, tokens in self._forecast.by_tier().items():
-            metrics.predicted_tokens.labels(name, _TIER_LABELS[tier]).inc(tokens)
             replica.predicted[tier] += tokens
-        predicted = self._forecast.cached
-        direction = "over" if predicted > cached else "under"
-        metrics.prediction_error.labels(name, direction).observe(abs(predicted - cached))
         pictures, block = replica.pictures, replica.block_tokens
         if self._mode is Mode.APPROXIMATE:
             pictures.history_trust.observe(predicted, cached, block)
         return self._facts_tokens is not None and pictures.facts_trust.observe(self._facts_tokens, cached, block)
+
+    def _count(self, prompt_tokens: int, cached: int) -> None:
+        metrics, name, predicted = self._books.metrics, self.replica, self._forecast.cached
+        metrics.prompt_tokens.labels(name).inc(prompt_tokens)
+        metrics.cached_tokens.labels(name).inc(cached)
+        for tier, tokens in self._forecast.by_tier().items():
+            metrics.predicted_tokens.labels(name, _TIER_LABELS[tier]).inc(tokens)
+        direction = "over" if predicted > cached else "under"
+        metrics.prediction_error.labels(name, direction).observe(abs(predicted - cached))

@@ -237,6 +237,29 @@ def test_a_request_that_ends_after_its_replica_left_changes_nothing() -> None:
     assert len(pool.fleet.knowledge.predicted) == 0
 
 
+@pytest.mark.parametrize("how", ["finished", "abandoned"])
+def test_series_of_a_replica_that_left_came_back_with_the_end_of_its_last_request(how: str) -> None:
+    """And stayed for ever, one set for each name that an autoscaled pool ever had."""
+    pool = Pool("a", "b")
+    dispatch = pool.send(chat(LONG))
+    pool.fleet.apply([r.member for name, r in pool.fleet.replicas.items() if name != dispatch.replica])
+    if how == "finished":
+        dispatch.finish(ok(2000, 0))
+    else:
+        dispatch.abandon("refused", replica_down=True)
+    pool.fleet.measure()
+    told = {sample.labels.get("replica") for family in pool.registry.collect() for sample in family.samples}
+    assert told == {None, *pool.fleet.replicas}
+
+
+def test_the_end_of_a_request_counts_for_a_replica_of_the_same_name() -> None:
+    pool = Pool("a")
+    dispatch = pool.send(chat(LONG))
+    pool.fleet.apply([Member(name="a", engine="http://elsewhere:1", agent="http://a:2")])
+    dispatch.finish(ok(2000, 0))
+    assert pool.metric("prompt_tokens_total", replica="a") == 2000
+
+
 def test_without_agents_too() -> None:
     """Ending as history must not bring back a replica that left."""
     pool = Pool("a", "b", agents=False)
