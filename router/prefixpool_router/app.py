@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
+from collections.abc import Callable
 from typing import Final
 
 from aiohttp import HttpVersion10, HttpVersion11, web
@@ -37,15 +38,25 @@ _BACKLOG: Final = 4096
 
 
 class Edge:
-    """Serves clients until `stop`. Raises SettingsError at once for unusable key or certificate files."""
+    """Serves clients until `stop`. Raises SettingsError at once for unusable key or certificate files.
+
+    `ready`: whether clients should come here, for load balancers that ask on this port.
+    """
 
     def __init__(
-        self, settings: RouterSettings, dispatcher: Dispatcher, metrics: EdgeMetrics, credentials: Credentials
+        self,
+        settings: RouterSettings,
+        dispatcher: Dispatcher,
+        metrics: EdgeMetrics,
+        credentials: Credentials,
+        *,
+        ready: Callable[[], bool],
     ) -> None:
         self._settings = settings
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._credentials = credentials
+        self._ready = ready
         self._tls = server_tls(settings.tls_cert_file, settings.tls_key_file)
         self._intake = Intake(credentials, settings)
         self._admission = Admission(
@@ -134,7 +145,8 @@ class Edge:
             status = response.status
             return response
         finally:
-            self._metrics.requests.labels(api, str(status)).inc()
+            if api is not Api.HEALTH:  # load balancers ask so often that no failure would stand out
+                self._metrics.requests.labels(api, str(status)).inc()
             self._open -= 1
             if not self._open:
                 self._idle.set()
@@ -148,6 +160,8 @@ class Edge:
             return web.Response(status=204, headers={"Allow": ", ".join(methods), "Server": names.SERVER})
         if arrived.request.method not in methods:
             raise RequestError(405, f"Method not allowed; this path takes {', '.join(methods)}.")
+        if arrived.route.api is Api.HEALTH:
+            return self._health()
         exchange = await self._intake.read(arrived, share)
         if arrived.request.method in ("GET", "HEAD"):
             return await self._ask(exchange)
@@ -157,6 +171,13 @@ class Edge:
         finally:
             self._admission.leave()
         self._metrics.answer_seconds.labels(exchange.api).observe(exchange.age_s())
+        return response
+
+    def _health(self) -> web.Response:
+        """Anybody may know that much, but not why."""
+        response = web.Response(status=200 if self._ready() else 503, headers={"Server": names.SERVER})
+        if self._closing:
+            response.force_close()
         return response
 
     async def _ask(self, exchange: Exchange) -> web.StreamResponse:

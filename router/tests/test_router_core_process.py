@@ -113,6 +113,12 @@ async def get(http: aiohttp.ClientSession, port: int, path: str) -> Answer:
         return Answer(answer.status, json.loads(text) if path[:5] != "/metr" else text, answer.headers)
 
 
+async def health(http: aiohttp.ClientSession, router: Router) -> int:
+    async with http.get(f"http://127.0.0.1:{router.edge.port}/health") as answer:
+        assert await answer.read() == b""
+        return answer.status
+
+
 async def chat(http: aiohttp.ClientSession, port: int, **headers: str) -> Answer:
     async with http.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=CHAT, headers=headers) as answer:
         return Answer(answer.status, await answer.json(), answer.headers)
@@ -171,10 +177,12 @@ async def test_readiness_follows_the_members_and_says_why(pool: Pool, http: aioh
         answer = await get(http, router.admin_port, "/readyz")
         assert answer.status == 503
         assert answer.body["why"] == "no usable replica: p-0, p-1: engine is fenced: draining"
+        assert await health(http, router) == 503
         refused = await chat(http, router.edge.port)
         assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
         await pool.agents[1].tell(State.READY)
         await until(lambda: router.readiness().ready)
+        assert await health(http, router) == 200
         assert (await chat(http, router.edge.port)).headers["x-prefixpool-replica"] == "p-1"
 
 
