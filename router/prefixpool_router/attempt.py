@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 from prefixpool.chain import PrefixChain
 from prefixpool.comparable import comparable
 from prefixpool.levels import Level
+from prefixpool.note import MAX_BODY_BYTES
 from prefixpool.policy.holdings import Holdings
 from prefixpool.policy.loading import Depths
 from prefixpool.wire import Mode, Tier
@@ -27,6 +28,7 @@ KEY_REFUSED: Final = "key_refused"  # `why` of attempts whose engine does not ta
 BUSY: Final = "busy"  # `why` of attempts that a gate without a free place refused
 STOPPING: Final = frozenset({"fenced", "shutdown", "empty"})  # `why` of attempts that an engine on its way out refused
 
+_NOTED_BYTES: Final = MAX_BODY_BYTES - (1 << 16)  # the gate labels a body before it notes it
 _TIER_LABELS: Final = {tier: tier.name.lower() for tier in Tier}
 
 
@@ -74,7 +76,8 @@ class FleetDispatch:
             self._forecast = self._forecast._replace(told={**self._forecast.told, **kept})
         self._known = self._known_facts()
         self._facts_tokens = self._comparable_facts(holdings)
-        self._booking: Booking = replica.load.book(max(0, query.prompt_tokens - self._forecast.cut.cached))
+        uncached = max(0, query.prompt_tokens - self._forecast.cut.cached)
+        self._booking: Booking = replica.load.book(uncached, books.fleet.clock(), whole=_is_told_whole(request, prompt))
         self._promise: Promise | None = self._promised()
         decision.mode, decision.forecast, decision.block_tokens = self._mode, self._forecast, replica.block_tokens
         for tier in self._forecast.refused():
@@ -242,3 +245,9 @@ class FleetDispatch:
             metrics.predicted_tokens.labels(name, _TIER_LABELS[tier]).inc(tokens)
         direction = "over" if predicted > cached else "under"
         metrics.prediction_error.labels(name, direction).observe(abs(predicted - cached))
+
+
+def _is_told_whole(request: RoutedRequest, prompt: Prompt) -> bool:
+    """Only its agent can say when the prompt is computed: the answer is not streamed, and the gate's note has its text."""
+    noted = prompt.chain is not None and len(request.body_bytes) <= _NOTED_BYTES
+    return noted and request.body is not None and not request.body.get("stream")

@@ -23,6 +23,7 @@ from prefixpool_router.dispatch_types import Outcome, RoutedRequest
 from prefixpool_router.explain import DecisionRing, Explanation
 from prefixpool_router.fleet import Fleet, FleetSettings
 from prefixpool_router.knowledge import CONFIRM_S, Knowledge
+from prefixpool_router.load import TOLD_AFTER_S
 from prefixpool_router.membership import Member
 from prefixpool_router.metrics import RoutingMetrics
 from prefixpool_router.replica import Replica
@@ -98,6 +99,24 @@ def ok(prompt: int, cached: int | None) -> Outcome:
 
 
 LONG = "word " * 1600  # 8,000 bytes
+
+
+@pytest.mark.parametrize(("stream", "reason", "stays"), [(False, Reason.WARM, True), (True, Reason.OVERFLOW, False)])
+def test_answers_that_were_decoded_all_at_once_drove_requests_from_their_prefix(
+    stream: bool, reason: Reason, stays: bool
+) -> None:
+    """Not streamed, long ago sent: their agent says that no prompt waits any more. Streams say that themselves."""
+    pool = Pool("a", "b", "c")
+    asked = chat(LONG * 2)
+    for name in ("a", "b", "c"):
+        pool[name].costs_measured(wire.Costs(prefill_s_per_token=0.001, decode_step_s=0.01, output_tokens=100, samples=50))
+    pool.holds("a", asked, tokens=4000)
+    for i in range(3):
+        pool.send(chat(f"{i} " + LONG * 4, stream=stream), "b", "c")
+    pool.now += TOLD_AFTER_S
+    pool["a"].load_reported(wire.Load(inflight=3, prefill_backlog_tokens=0))
+    sent = pool.send(asked)
+    assert (sent.replica == "a", sent.reason) == (stays, reason)
 
 
 # -- load and promises count at once
