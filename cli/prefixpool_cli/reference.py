@@ -73,6 +73,13 @@ _RESPONSE_HEADERS: Final = (
     (names.H_CACHED, "cached tokens as the engine counted them; on answers that are not streamed"),
     (names.H_REQUEST_ID, "the client's, or a new one; the same in the engine's log and in `explain`"),
 )
+_OPEN_PATHS: Final = (
+    (
+        names.PATH_HEALTH,
+        "`GET`, `HEAD`: 200 while clients should come to this router, else 503: the rule of `/readyz` on the admin port, "
+        "which says why. No body. For load balancers, which look at the port that they send clients to",
+    ),
+)
 _REQUEST_HEADERS: Final = (
     (names.H_POLICY, "routing policy for this request, where the pool allows it"),
     (names.H_SESSION, "session for the `session` policy; never reaches the engine"),
@@ -142,6 +149,15 @@ def _headers() -> str:
     lines += [f"| `{name}` | {what} |" for name, what in _RESPONSE_HEADERS]
     lines += ["", "## Of requests", "", "| header | what |", "|---|---|"]
     lines += [f"| `{name}` | {what} |" for name, what in _REQUEST_HEADERS]
+    lines += [
+        "",
+        "## Paths that need no key",
+        "",
+        "On the router's port for clients. All others want a key where keys are set.",
+        "",
+    ]
+    lines += ["| path | what |", "|---|---|"]
+    lines += [f"| `{path}` | {what} |" for path, what in _OPEN_PATHS]
     lines += ["", "## Reasons", "", "`prefixpool explain` shows the numbers behind them.", ""]
     lines += ["| word | why that replica |", "|---|---|"]
     lines += [f"| `{reason}` | {what} |" for reason, what in WORDS.items()]

@@ -42,6 +42,8 @@ PATH_HEALTHZ: Final = "/healthz"
 PATH_READYZ: Final = "/readyz"
 PATH_METRICS: Final = "/metrics"
 
+PATH_HEALTH: Final = "/health"  # of engines, and of routers on the port for clients, where load balancers look
+
 # Files and sockets of one worker's run directory (0700). Unix socket paths end at 107 bytes: keep the directory short.
 RUN_GATE_STATE: Final = "gate.state"  # shared fence and in-flight counts, see gate.py
 RUN_NOTES_SOCK: Final = "notes.sock"  # the agent listens, every API server process of the engine connects

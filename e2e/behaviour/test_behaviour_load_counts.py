@@ -73,6 +73,28 @@ async def test_a_thousand_random_aborts_leave_no_count__peers_30_34(pool: SimPoo
     assert {reply.status for reply in replies} == {200}
 
 
+async def test_a_prompt_waited_for_as_long_as_its_whole_answer_was_decoded(pool: SimPool) -> None:
+    async def waits() -> int:
+        """As the router tells that sent it; 0 also if nothing was sent."""
+        views = [view for name in pool.names for view in await pool.views(name)]
+        return sum(view.pending_tokens for view in views if view.own_inflight)
+
+    async def is_decoded() -> bool:
+        return not await waits()
+
+    body = chat(text("long and whole", 900), max_tokens=6000, min_tokens=6000)
+    asking = asyncio.create_task(pool.client.post(CHAT, body))
+    try:
+        await eventually(waits, what="its prompt waits")
+        await eventually(is_decoded, what="its prompt waits no more")
+        assert not asking.done()
+        assert (await counts(pool))["own"] == 1
+    finally:
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    await none_left(pool)
+
+
 async def test_count_stays_one_for_as_long_as_a_stream_runs__peers_30_34(pool: SimPool) -> None:
     seen: set[tuple[int, ...]] = set()
     body = chat(text("counted while it streams"), max_tokens=400, min_tokens=400)

@@ -23,7 +23,11 @@ from prefixpool_testing.traffic import clients_of, traffic
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 POOL = PoolOptions(
-    routers=2, device_blocks=1000, time_scale=0.05, router_args=("--log-level=debug",), worker_args=("--log-level=debug",)
+    routers=2,
+    device_blocks=1000,
+    time_scale=0.05,
+    router_args=("--log-level=debug", "--access-log=true"),
+    worker_args=("--log-level=debug",),
 )
 BLOCK = 32
 TOLD_S = 2.0  # promised: routers know the new state of an engine by then
@@ -244,6 +248,7 @@ async def test_no_prompt_is_in_any_log_of_the_whole_run(pool: SimPool) -> None:
     assert sorted({name.rpartition("-")[2] for name in logs}) == ["0.log", "1.log", "agent.log", "engine.log", "worker.log"]
     assert "attached to the engine" in logs["r0-agent.log"]
     assert "replica joined" in logs["router-0.log"]
+    assert "ended=client_gone" in logs["router-0.log"]
     traces = Traces(MARKER)
     for name, log in logs.items():
         leaks = [line[:200] for line in log.splitlines() if traces.found_in(line.encode())]

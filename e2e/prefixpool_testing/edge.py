@@ -64,6 +64,7 @@ class FakeDispatcher:
         self.dispatches: list[FakeDispatch] = []
         self.open_before: list[int] = []
         self.refusal: RequestError | None = None
+        self.ready = True
         self.full: set[str] = set()  # replicas without a free place
         self.told: Mapping[str, Any] = {}  # what engines are told of loading
         self.wake: Callable[[int], None] = lambda places: None
@@ -143,7 +144,7 @@ async def running_edge(replicas: int = 1, *, shared: bool = False, **settings: A
         dispatcher = FakeDispatcher({f"p-{i}": backend.url for i, backend in enumerate(backends)})
         chosen = RouterSettings(**{"port": 0, "files_interval_s": 0.02, **settings})
         registry = CollectorRegistry()
-        edge = Edge(chosen, dispatcher, EdgeMetrics(registry), Credentials(chosen))
+        edge = Edge(chosen, dispatcher, EdgeMetrics(registry), Credentials(chosen), ready=lambda: dispatcher.ready)
         await edge.start(shared=shared)
         stack.push_async_callback(edge.stop, 0.2)
         client = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))

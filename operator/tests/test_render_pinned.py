@@ -61,6 +61,23 @@ def test_what_is_no_part_of_pods_rolls_nothing() -> None:
     assert set(cluster.revisions().values()) == set(revisions.values())
 
 
+def test_an_access_log_of_routers_apart_and_one_that_stays_off_roll_nothing() -> None:
+    """In a sidecar, only a new pod brings it."""
+    cluster = settled()
+    revisions = cluster.revisions()
+    cluster.edit_spec("kubectl", router={"accessLog": False})
+    cluster.run()
+    assert cluster.revisions() == revisions
+    cluster.edit_spec("kubectl", router={"accessLog": True})
+    cluster.run()
+    assert set(revisions.values()).isdisjoint(cluster.revisions().values())
+    apart = settled({"router": {"mode": "Deployment"}})
+    revisions = apart.revisions()
+    apart.edit_spec("kubectl", router={"mode": "Deployment", "accessLog": True})
+    apart.run()
+    assert apart.revisions() == revisions
+
+
 def test_measured_blocks_roll_nothing() -> None:
     cluster = settled()
     revisions = cluster.revisions()

@@ -66,7 +66,9 @@ FULL: Raw = {
     },
     "engine": {"maxModelLen": 4096, "blockSize": 64, "maxNumSeqs": 8, "startupTimeoutSeconds": 300, "extraArgs": ["--a b"]},
     "kvCache": {"dtype": "fp8", "host": {"memory": "1Gi"}, "eviction": "arc", "disk": {"size": "2Gi"}},
-    "router": {"policy": "chwbl", "limits": {"maxInflight": 5, "maxBody": "1Mi", "queueTimeoutSeconds": 3}},
+    "router": {
+        "policy": "chwbl", "limits": {"maxInflight": 5, "maxBody": "1Mi", "queueTimeoutSeconds": 3}, "accessLog": True,
+    },
     "auth": {"keysSecret": "clients"},
     "drain": {"timeoutSeconds": 7},
 }  # fmt: skip
@@ -87,7 +89,7 @@ def test_the_router_reads_what_the_spec_says() -> None:
     assert (found.kubernetes_service, found.served_models) == ("chat-replicas", ("small", "tuned"))
     assert (found.policy, found.max_inflight, found.max_body_bytes, found.queue_timeout_s) == ("chwbl", 5, 1 << 20, 3)
     assert (found.keys_file, found.engine_key_file) == ("/etc/prefixpool/auth/keys", "/etc/prefixpool/keys/engine")
-    assert found.drain_timeout_s == 7
+    assert (found.drain_timeout_s, found.access_log) == (7, True)
     assert not found.ready_without_replicas
 
 

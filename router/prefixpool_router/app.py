@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
+from collections.abc import Callable
 from typing import Final
 
 from aiohttp import HttpVersion10, HttpVersion11, web
@@ -16,6 +17,7 @@ from prefixpool import names
 from prefixpool.errors import Dialect, RequestError
 from prefixpool.listening import bound
 from prefixpool_router import headers
+from prefixpool_router.access_log import AccessLog, Ended, Visit
 from prefixpool_router.credentials import Credentials
 from prefixpool_router.dispatch_types import Dispatcher
 from prefixpool_router.exchange import Arrived, Exchange
@@ -37,15 +39,26 @@ _BACKLOG: Final = 4096
 
 
 class Edge:
-    """Serves clients until `stop`. Raises SettingsError at once for unusable key or certificate files."""
+    """Serves clients until `stop`. Raises SettingsError at once for unusable key or certificate files.
+
+    `ready`: whether clients should come here, for load balancers that ask on this port.
+    """
 
     def __init__(
-        self, settings: RouterSettings, dispatcher: Dispatcher, metrics: EdgeMetrics, credentials: Credentials
+        self,
+        settings: RouterSettings,
+        dispatcher: Dispatcher,
+        metrics: EdgeMetrics,
+        credentials: Credentials,
+        *,
+        ready: Callable[[], bool],
     ) -> None:
         self._settings = settings
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._credentials = credentials
+        self._ready = ready
+        self._access_log = AccessLog(enabled=settings.access_log)
         self._tls = server_tls(settings.tls_cert_file, settings.tls_key_file)
         self._intake = Intake(credentials, settings)
         self._admission = Admission(
@@ -56,6 +69,7 @@ class Edge:
         self.port = 0  # of all listeners, once started
         self._listeners: list[asyncio.Server] = []  # one for each address of the host
         self._closing = False
+        self._cutting_off = False
         self._open = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -69,7 +83,10 @@ class Edge:
         self._proxy = Proxy(self._dispatcher, self._upstream, self._metrics, self._settings)
         self._metrics.waiting_requests.set_function(lambda: self._admission.waiting + self._proxy.waiting)
         self._server = ClientServer(
-            self.handle, idle_s=self._settings.idle_timeout_s, unread_s=self._settings.write_timeout_s
+            self.handle,
+            idle_s=self._settings.idle_timeout_s,
+            unread_s=self._settings.write_timeout_s,
+            refused=self._access_log.garbled,
         )
         tls = listening_tls(self._tls, handshake_s=self._settings.idle_timeout_s)
         for sock in bound(self._settings.host, self._settings.port, shared=shared):
@@ -97,6 +114,7 @@ class Edge:
         except TimeoutError:
             _log.warning("Answers were cut off", extra={"open_requests": self._open})
         cut_off = self._open
+        self._cutting_off = True
         self._watcher.cancel()
         await asyncio.gather(self._watcher, return_exceptions=True)
         await self._server.shutdown(0.1)
@@ -117,24 +135,34 @@ class Edge:
         self._idle.clear()
         api = Api.OTHER
         status = _CLIENT_GONE
-        started_s = asyncio.get_running_loop().time()
+        clock = asyncio.get_running_loop().time
+        started_s = clock()
+        visit = Visit(request_id, request.raw_path.partition("?")[0])
         try:
             try:
-                found = route(request.raw_path.partition("?")[0], engine_store=self._settings.engine_store)
+                found = route(visit.path, engine_store=self._settings.engine_store)
                 api = found.api
                 with self._bodies.share() as share:
-                    response = await self._answer(Arrived(request, found, request_id, started_s, self._closing), share)
+                    arrived = Arrived(request, found, request_id, started_s, self._closing, visit)
+                    response = await self._answer(arrived, share)
             except RequestError as error:
-                response = self._refuse(request, error, request_id)
+                visit.end(Ended.REFUSED)
+                response = self._refuse(request, error, visit)
             except (ConnectionError, asyncio.CancelledError):
+                visit.end(Ended.STOPPED if self._cutting_off else Ended.CLIENT_GONE)
                 raise
             except Exception as error:  # noqa: BLE001 -- the request's boundary: a fault of ours must cost this request only
+                visit.end(Ended.ROUTER_FAILED)
                 _log_fault(error, request_id)
-                response = self._refuse(request, RequestError(500, "The router failed."), request_id)
+                response = self._refuse(request, RequestError(500, "The router failed."), visit)
             status = response.status
+            if not response.prepared:  # it is the router's own, and leaves after this
+                visit.body_bytes = int(response.content_length or 0)
             return response
         finally:
-            self._metrics.requests.labels(api, str(status)).inc()
+            if api is not Api.HEALTH:  # load balancers ask so often that no failure would stand out
+                self._metrics.requests.labels(api, str(status)).inc()
+                self._access_log.write(visit, status, clock() - started_s)
             self._open -= 1
             if not self._open:
                 self._idle.set()
@@ -148,6 +176,8 @@ class Edge:
             return web.Response(status=204, headers={"Allow": ", ".join(methods), "Server": names.SERVER})
         if arrived.request.method not in methods:
             raise RequestError(405, f"Method not allowed; this path takes {', '.join(methods)}.")
+        if arrived.route.api is Api.HEALTH:
+            return self._health()
         exchange = await self._intake.read(arrived, share)
         if arrived.request.method in ("GET", "HEAD"):
             return await self._ask(exchange)
@@ -159,6 +189,13 @@ class Edge:
         self._metrics.answer_seconds.labels(exchange.api).observe(exchange.age_s())
         return response
 
+    def _health(self) -> web.Response:
+        """Anybody may know that much, but not why."""
+        response = web.Response(status=200 if self._ready() else 503, headers={"Server": names.SERVER})
+        if self._closing:
+            response.force_close()
+        return response
+
     async def _ask(self, exchange: Exchange) -> web.StreamResponse:
         try:
             return await self._proxy.serve(exchange)
@@ -167,11 +204,11 @@ class Edge:
                 raise
             return listed(self._settings.served_models, exchange.routed.request_id)
 
-    def _refuse(self, request: web.BaseRequest, error: RequestError, request_id: str) -> web.StreamResponse:
+    def _refuse(self, request: web.BaseRequest, error: RequestError, visit: Visit) -> web.StreamResponse:
         if request.writer.output_size > 0:  # nothing sensible can follow what was sent
             raise ConnectionError("the answer had begun") from error
         self._metrics.rejected.labels(str(error.status)).inc()
-        response = refusal(error, Dialect.of_path(request.raw_path), request_id)
+        response = refusal(error, Dialect.of_path(request.raw_path), visit.request_id)
         last = error.status in (408, 413, 501) or isinstance(error, OverBudgetError) or is_held_back(request)
         if self._closing or last:
             response.force_close()

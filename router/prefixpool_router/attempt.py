@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 from prefixpool.chain import PrefixChain
 from prefixpool.comparable import comparable
 from prefixpool.levels import Level
+from prefixpool.note import MAX_BODY_BYTES
 from prefixpool.policy.holdings import Holdings
 from prefixpool.policy.loading import Depths
 from prefixpool.wire import Mode, Tier
@@ -27,6 +28,7 @@ KEY_REFUSED: Final = "key_refused"  # `why` of attempts whose engine does not ta
 BUSY: Final = "busy"  # `why` of attempts that a gate without a free place refused
 STOPPING: Final = frozenset({"fenced", "shutdown", "empty"})  # `why` of attempts that an engine on its way out refused
 
+_NOTED_BYTES: Final = MAX_BODY_BYTES - (1 << 16)  # the gate labels a body before it notes it
 _TIER_LABELS: Final = {tier: tier.name.lower() for tier in Tier}
 
 
@@ -74,7 +76,8 @@ class FleetDispatch:
             self._forecast = self._forecast._replace(told={**self._forecast.told, **kept})
         self._known = self._known_facts()
         self._facts_tokens = self._comparable_facts(holdings)
-        self._booking: Booking = replica.load.book(max(0, query.prompt_tokens - self._forecast.cut.cached))
+        uncached = max(0, query.prompt_tokens - self._forecast.cut.cached)
+        self._booking: Booking = replica.load.book(uncached, books.fleet.clock(), whole=_is_told_whole(request, prompt))
         self._promise: Promise | None = self._promised()
         decision.mode, decision.forecast, decision.block_tokens = self._mode, self._forecast, replica.block_tokens
         for tier in self._forecast.refused():
@@ -137,7 +140,8 @@ class FleetDispatch:
             return
         self._settle(served=False)
         self._decision.abandoned(why, self._books.fleet.clock(), replica_down=replica_down)
-        self._books.metrics.abandoned.labels(self.replica, why).inc()
+        if self._counted:
+            self._books.metrics.abandoned.labels(self.replica, why).inc()
         if replica_down:
             self._replica.went_down(why)
         elif why in STOPPING:
@@ -217,17 +221,33 @@ class FleetDispatch:
         self._books.estimate.learn(self._prompt.model, chain.total_bytes, outcome.prompt_tokens)
         return outcome.cached_tokens is not None and self._compare(outcome.prompt_tokens, outcome.cached_tokens)
 
+    @property
+    def _counted(self) -> bool:
+        """Its replica, or another of that name, is a member: the series of those that left must not come back."""
+        return self.replica in self._books.fleet.replicas
+
     def _compare(self, prompt_tokens: int, cached: int) -> bool:
-        replica, metrics, name = self._replica, self._books.metrics, self._replica.name
-        metrics.prompt_tokens.labels(name).inc(prompt_tokens)
-        metrics.cached_tokens.labels(name).inc(cached)
+        replica, predicted = self._replica, self._forecast.cached
+        if self._counted:
+            self._count(prompt_tokens, cached)
         for tier, tokens in self._forecast.by_tier().items():
-            metrics.predicted_tokens.labels(name, _TIER_LABELS[tier]).inc(tokens)
             replica.predicted[tier] += tokens
-        predicted = self._forecast.cached
-        direction = "over" if predicted > cached else "under"
-        metrics.prediction_error.labels(name, direction).observe(abs(predicted - cached))
         pictures, block = replica.pictures, replica.block_tokens
         if self._mode is Mode.APPROXIMATE:
             pictures.history_trust.observe(predicted, cached, block)
         return self._facts_tokens is not None and pictures.facts_trust.observe(self._facts_tokens, cached, block)
+
+    def _count(self, prompt_tokens: int, cached: int) -> None:
+        metrics, name, predicted = self._books.metrics, self.replica, self._forecast.cached
+        metrics.prompt_tokens.labels(name).inc(prompt_tokens)
+        metrics.cached_tokens.labels(name).inc(cached)
+        for tier, tokens in self._forecast.by_tier().items():
+            metrics.predicted_tokens.labels(name, _TIER_LABELS[tier]).inc(tokens)
+        direction = "over" if predicted > cached else "under"
+        metrics.prediction_error.labels(name, direction).observe(abs(predicted - cached))
+
+
+def _is_told_whole(request: RoutedRequest, prompt: Prompt) -> bool:
+    """Only its agent can say when the prompt is computed: the answer is not streamed, and the gate's note has its text."""
+    noted = prompt.chain is not None and len(request.body_bytes) <= _NOTED_BYTES
+    return noted and request.body is not None and not request.body.get("stream")

@@ -12,6 +12,7 @@ from multidict import CIMultiDict
 from prefixpool import names
 from prefixpool.errors import RequestError, error_event
 from prefixpool_router import headers, verdict
+from prefixpool_router.access_log import Ended
 from prefixpool_router.answer import Answer
 from prefixpool_router.dispatch_types import Dispatch, Outcome
 from prefixpool_router.exchange import Exchange
@@ -57,6 +58,8 @@ class Delivery:
         status = self._answer.response.status
         usage = usage_of_answer(body) if status == 200 else UNKNOWN
         self._finish(usage)  # the engine is done with it, however long the client takes
+        self._exchange.visit.first_byte_s = self._exchange.age_s()
+        self._exchange.visit.body_bytes = len(body)
         fields = self._headers()
         if usage.cached is not None:
             fields[names.H_CACHED] = str(usage.cached)
@@ -67,6 +70,7 @@ class Delivery:
                 await response.prepare(self._exchange.request)
                 await response.write_eof()
         except TimeoutError:
+            self._exchange.visit.end(Ended.CLIENT_GONE)
             self._exchange.abort()
         return response
 
@@ -102,6 +106,7 @@ class Delivery:
         last = self._outgoing(chunks)
         if self._meter is not None and (rest := self._meter.end()):
             last.append(rest)
+            self._exchange.visit.body_bytes += len(rest)
         self._finish(self._usage())
         await response.write_last(last)
 
@@ -110,14 +115,16 @@ class Delivery:
         if not self._began and any(verdict.begins_output(self._exchange.api, chunk) for chunk in chunks):
             self._began = True
             self._dispatch.first_byte()
-            self._metrics.first_byte_seconds.labels(self._exchange.api).observe(self._exchange.age_s())
-        if self._meter is None:
-            return list(chunks)
-        return [out for out in map(self._meter.feed, chunks) if out]
+            self._exchange.visit.first_byte_s = age_s = self._exchange.age_s()
+            self._metrics.first_byte_seconds.labels(self._exchange.api).observe(age_s)
+        passed = list(chunks) if self._meter is None else [out for out in map(self._meter.feed, chunks) if out]
+        self._exchange.visit.body_bytes += sum(map(len, passed))
+        return passed
 
     async def _break_off(self, response: RelayedResponse, dog: Watchdog, broken: UnansweredError) -> None:
         """The client has a part of the answer: say that it is broken, in a way that no client can take for its end."""
         self._metrics.broken_streams.labels(broken.why).inc()
+        self._exchange.visit.end(Ended(f"engine_{broken.why}"))
         self._finish(self._usage(), error=f"stream broken: {broken.why}")
         if self._meter is None:
             self._exchange.abort()  # no terminating chunk, or fewer bytes than declared
@@ -134,16 +141,16 @@ class Delivery:
         return self._meter.usage if self._meter is not None else UNKNOWN
 
     def _finish(self, usage: Usage, *, error: str = "", aborted: bool = False) -> None:
-        self._dispatch.finish(
-            Outcome(
-                status=self._answer.response.status,
-                prompt_tokens=usage.prompt,
-                cached_tokens=usage.cached,
-                output_tokens=usage.output,
-                error=error,
-                aborted=aborted,
-            )
+        outcome = Outcome(
+            status=self._answer.response.status,
+            prompt_tokens=usage.prompt,
+            cached_tokens=usage.cached,
+            output_tokens=usage.output,
+            error=error,
+            aborted=aborted,
         )
+        self._exchange.visit.answered(outcome)
+        self._dispatch.finish(outcome)
 
     def _headers(self) -> CIMultiDict[str]:
         own = {

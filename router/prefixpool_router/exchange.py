@@ -10,6 +10,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from prefixpool.errors import Dialect, RequestError
+from prefixpool_router.access_log import Visit
 from prefixpool_router.dispatch_types import RoutedRequest
 from prefixpool_router.engine_call import EngineRequest
 from prefixpool_router.limits import BodyLimits, arriving
@@ -25,6 +26,7 @@ class Arrived(NamedTuple):
     request_id: str
     started_s: float  # loop time
     closing: bool  # the router drains
+    visit: Visit
 
 
 class Exchange:
@@ -42,6 +44,7 @@ class Exchange:
     ) -> None:
         self.request = arrived.request
         self.api = arrived.route.api
+        self.visit = arrived.visit
         self.routed = routed
         self._headers = headers  # for the engine
         self.withhold = withhold  # it was the router that asked for the usage chunk, not the client

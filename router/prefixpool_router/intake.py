@@ -46,6 +46,7 @@ class Intake:
         what was taken from `share`."""
         request = arrived.request
         grant = self._credentials.check(request.headers)
+        arrived.visit.scope = grant.scope
         body = await self._read_body(arrived, grant, share)
         routed = RoutedRequest(
             path=arrived.route.path,

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
+from prefixpool import names
 from prefixpool.errors import RequestError
 
 
@@ -24,6 +25,7 @@ class Api(StrEnum):
     EMBEDDINGS = "embeddings"
     MODELS = "models"
     TOKENIZE = "tokenize"
+    HEALTH = "health"  # whether to send clients here: answered by the router, not counted
     OTHER = "other"  # anything else under /v1/: passed untouched, by load
 
 
@@ -48,9 +50,10 @@ _KNOWN: Final = {
     "/v1/models": (Api.MODELS, _GET),
     "/tokenize": (Api.TOKENIZE, _POST),
     "/detokenize": (Api.TOKENIZE, _POST),
+    names.PATH_HEALTH: (Api.HEALTH, _GET),
 }
 LIGHT: Final = frozenset({"/v1/messages/count_tokens", "/v1/models", "/tokenize", "/detokenize"})  # no work for an engine
-_UNPARSED: Final = frozenset({Api.MODELS, Api.TOKENIZE})
+_UNPARSED: Final = frozenset({Api.MODELS, Api.TOKENIZE, Api.HEALTH})
 _STORED: Final = "/v1/responses/"
 
 

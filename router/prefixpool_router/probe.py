@@ -8,6 +8,7 @@ from typing import Final
 
 import aiohttp
 
+from prefixpool import names
 from prefixpool_router.fleet import Fleet
 from prefixpool_router.reach import KEY_REFUSED, Key
 from prefixpool_router.replica import Replica
@@ -74,7 +75,7 @@ class Prober:
         """Why the engine at this origin does not answer, or not us; "" if it does."""
         try:
             async with asyncio.timeout(PROBE_S):
-                status = await self._status(engine + (path := "/health"))
+                status = await self._status(engine + (path := names.PATH_HEALTH))
                 if status in _TELLS_NOTHING or (key_doubted and status < 500):
                     status = await self._status(engine + (path := "/v1/models"))
                 if status == _UNAUTHORISED:

@@ -48,6 +48,7 @@ class Proxy:
         until_s = asyncio.get_running_loop().time() + self._patience_s
         while True:
             dispatch = await self._place(exchange, failures, until_s)
+            exchange.visit.placed(dispatch)
             try:
                 answer = await self._attempt(exchange, dispatch)
             except UnansweredError as failure:

@@ -197,7 +197,7 @@ class Replica:
         """Also the heartbeat."""
         self.report = load
         self._reported_s = self._clock()
-        self.load.reported(load)
+        self.load.reported(load, self._reported_s)
         self._watcher.weigh(self)
 
     def costs_measured(self, costs: wire.Costs) -> None:

@@ -65,7 +65,13 @@ class Router:
         self.decisions = DecisionRing(settings.explain_last)
         self.dispatcher = FleetDispatcher(self.fleet, metrics, self.decisions, policy=settings.policy)
         self.credentials = Credentials(settings)
-        self.edge = Edge(settings, self.dispatcher, EdgeMetrics(self.registry), self.credentials)
+        self.edge = Edge(
+            settings,
+            self.dispatcher,
+            EdgeMetrics(self.registry),
+            self.credentials,
+            ready=lambda: self.readiness().ready,
+        )
         self.admin_port = 0
 
     async def serve(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from typing import Any, Final
 
 from aiohttp import StreamReader, web
@@ -38,10 +39,11 @@ def refusal(error: RequestError, dialect: Dialect, request_id: str) -> web.Respo
 class ClientConnection(web.RequestHandler):
     """One client's connection."""
 
-    __slots__ = ("_garbled", "_unread_s")
+    __slots__ = ("_garbled", "_refused", "_unread_s")
 
-    def __init__(self, manager: web.Server, *, unread_s: float, **options: Any) -> None:
+    def __init__(self, manager: web.Server, *, unread_s: float, refused: Callable[[int], None], **options: Any) -> None:
         super().__init__(manager, **options)
+        self._refused = refused
         self._unread_s = unread_s
         self._garbled = False
 
@@ -75,6 +77,7 @@ class ClientConnection(web.RequestHandler):
         _log.debug("Request refused by the HTTP parser", extra={"status": error.status, "error": type(exc).__name__})
         if request.writer.output_size > 0:
             raise ConnectionError("the answer had begun")
+        self._refused(error.status)
         response = refusal(error, Dialect.OPENAI, "")
         response.force_close()
         return response
@@ -92,9 +95,12 @@ def _request(
 
 
 class ClientServer(web.Server):
-    """Makes a ClientConnection for each client; a client that goes away cancels its handler."""
+    """Makes a ClientConnection for each client; a client that goes away cancels its handler.
 
-    def __init__(self, handler: Any, *, idle_s: float, unread_s: float) -> None:
+    `refused` hears the status of what was no HTTP, and so never reached the handler.
+    """
+
+    def __init__(self, handler: Any, *, idle_s: float, unread_s: float, refused: Callable[[int], None]) -> None:
         super().__init__(
             handler,
             request_factory=_request,
@@ -105,6 +111,7 @@ class ClientServer(web.Server):
             auto_decompress=False,
         )
         self._unread_s = unread_s
+        self._refused = refused
 
     def __call__(self) -> ClientConnection:
-        return ClientConnection(self, loop=self._loop, unread_s=self._unread_s, **self._kwargs)
+        return ClientConnection(self, loop=self._loop, unread_s=self._unread_s, refused=self._refused, **self._kwargs)

@@ -145,5 +145,11 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     # Telling
     explain_last: Annotated[int, Meta(description="decisions kept for /explain", ge=0, le=100_000)] = 512
+    access_log: Annotated[
+        bool,
+        Meta(
+            description="one line at level info for each request that has ended: whose, where, tokens, times; never its text"
+        ),
+    ] = False
     log_level: Annotated[LogLevel, Meta(description="least severe line that is written")] = LogLevel.INFO
     log_format: Annotated[LogFormat, Meta(description="of log lines")] = LogFormat.TEXT

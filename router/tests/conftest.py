@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import uvloop
 
-BOTH = tuple(f"test_router_edge_{name}" for name in ("proxy", "retries", "aborts", "clients", "life", "upstream"))
+BOTH = tuple(f"test_router_edge_{name}" for name in ("access", "proxy", "retries", "aborts", "clients", "life", "upstream"))
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

@@ -23,6 +23,7 @@ from prefixpool_router.dispatch_types import Outcome, RoutedRequest
 from prefixpool_router.explain import DecisionRing, Explanation
 from prefixpool_router.fleet import Fleet, FleetSettings
 from prefixpool_router.knowledge import CONFIRM_S, Knowledge
+from prefixpool_router.load import TOLD_AFTER_S
 from prefixpool_router.membership import Member
 from prefixpool_router.metrics import RoutingMetrics
 from prefixpool_router.replica import Replica
@@ -98,6 +99,24 @@ def ok(prompt: int, cached: int | None) -> Outcome:
 
 
 LONG = "word " * 1600  # 8,000 bytes
+
+
+@pytest.mark.parametrize(("stream", "reason", "stays"), [(False, Reason.WARM, True), (True, Reason.OVERFLOW, False)])
+def test_answers_that_were_decoded_all_at_once_drove_requests_from_their_prefix(
+    stream: bool, reason: Reason, stays: bool
+) -> None:
+    """Not streamed, long ago sent: their agent says that no prompt waits any more. Streams say that themselves."""
+    pool = Pool("a", "b", "c")
+    asked = chat(LONG * 2)
+    for name in ("a", "b", "c"):
+        pool[name].costs_measured(wire.Costs(prefill_s_per_token=0.001, decode_step_s=0.01, output_tokens=100, samples=50))
+    pool.holds("a", asked, tokens=4000)
+    for i in range(3):
+        pool.send(chat(f"{i} " + LONG * 4, stream=stream), "b", "c")
+    pool.now += TOLD_AFTER_S
+    pool["a"].load_reported(wire.Load(inflight=3, prefill_backlog_tokens=0))
+    sent = pool.send(asked)
+    assert (sent.replica == "a", sent.reason) == (stays, reason)
 
 
 # -- load and promises count at once
@@ -235,6 +254,29 @@ def test_a_request_that_ends_after_its_replica_left_changes_nothing() -> None:
     assert dispatch.replica not in pool.fleet.replicas
     assert len(pool.fleet.candidates) == 1
     assert len(pool.fleet.knowledge.predicted) == 0
+
+
+@pytest.mark.parametrize("how", ["finished", "abandoned"])
+def test_series_of_a_replica_that_left_came_back_with_the_end_of_its_last_request(how: str) -> None:
+    """And stayed for ever, one set for each name that an autoscaled pool ever had."""
+    pool = Pool("a", "b")
+    dispatch = pool.send(chat(LONG))
+    pool.fleet.apply([r.member for name, r in pool.fleet.replicas.items() if name != dispatch.replica])
+    if how == "finished":
+        dispatch.finish(ok(2000, 0))
+    else:
+        dispatch.abandon("refused", replica_down=True)
+    pool.fleet.measure()
+    told = {sample.labels.get("replica") for family in pool.registry.collect() for sample in family.samples}
+    assert told == {None, *pool.fleet.replicas}
+
+
+def test_the_end_of_a_request_counts_for_a_replica_of_the_same_name() -> None:
+    pool = Pool("a")
+    dispatch = pool.send(chat(LONG))
+    pool.fleet.apply([Member(name="a", engine="http://elsewhere:1", agent="http://a:2")])
+    dispatch.finish(ok(2000, 0))
+    assert pool.metric("prompt_tokens_total", replica="a") == 2000
 
 
 def test_without_agents_too() -> None:

@@ -35,7 +35,8 @@ class Storm:
     def __init__(self, seed: int) -> None:
         self.draw = Random(seed)
         self.now = 100.0
-        metrics = RoutingMetrics(CollectorRegistry())
+        self.registry = CollectorRegistry()
+        metrics = RoutingMetrics(self.registry)
         self.fleet = Fleet(Knowledge(1 << 20), metrics, FleetSettings(history_ttl_s=20.0), lambda: self.now)
         self.dispatcher = FleetDispatcher(self.fleet, metrics, DecisionRing(16), policy="prefix", draw=self.draw.random)
         self.running: list[FleetDispatch] = []
@@ -183,6 +184,12 @@ class Storm:
         for level in index.walk(chain.hashes, 16, self.fleet.knowledge.predicted.marks).levels:
             assert not level.held & ~open_bits, "somebody who left, or forgot, is said to hold something"
 
+    def check_series(self) -> None:
+        """As somebody reads them."""
+        self.fleet.measure()
+        told = {sample.labels.get("replica") for family in self.registry.collect() for sample in family.samples}
+        assert told - {None} <= self.fleet.replicas.keys(), "somebody who left has series"
+
     def calm(self) -> None:
         """End everything."""
         while self.running:
@@ -204,7 +211,10 @@ class Storm:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_storm_leaves_the_fleet_sound_and_in_the_end_empty(seed: int) -> None:
     storm = Storm(seed)
-    for _ in range(STEPS):
+    for step in range(STEPS):
         storm.step()
         storm.check()
+        if step % 20 == 0:
+            storm.check_series()
     storm.calm()
+    storm.check_series()

@@ -1,87 +1,14 @@
-"""Load, trust and prompt length: the numbers that decisions rest on."""
+"""Trust and prompt length: numbers that decisions rest on. Load: test_router_core_load."""
 
 from __future__ import annotations
 
-import random
 from array import array
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from prefixpool.chain import PrefixChain
-from prefixpool.wire import Load
 from prefixpool_router.closed_loop import Trust
-from prefixpool_router.load import LoadBook
 from prefixpool_router.prompt_estimate import DEFAULT_BYTES_PER_TOKEN, NO_ANCHOR, Anchor, PromptEstimate, TokenEstimate
-
-# -- load
-
-
-def test_own_requests_count_at_once_and_once() -> None:
-    book = LoadBook()
-    booking = book.book(100)
-    assert (book.inflight, book.pending_tokens) == (1, 100)
-    book.reported(Load(inflight=1, prefill_backlog_tokens=100))  # the agent has seen it now
-    assert (book.inflight, book.pending_tokens) == (1, 100)
-    booking.release()
-    assert (book.inflight, book.pending_tokens) == (0, 0)
-
-
-def test_requests_of_other_routers_stay_when_own_ones_end() -> None:
-    book = LoadBook()
-    booking = book.book(10)
-    book.reported(Load(inflight=5, prefill_backlog_tokens=50))
-    booking.release()
-    assert (book.inflight, book.pending_tokens) == (4, 40)
-    book.reported(Load(inflight=0))
-    assert (book.inflight, book.pending_tokens) == (0, 0)
-
-
-def test_an_old_report_is_not_saturation() -> None:
-    book = LoadBook()
-    book.reported(Load(inflight=500, prefill_backlog_tokens=10**6))
-    book.book(7)
-    book.report_expired()
-    assert (book.inflight, book.pending_tokens) == (1, 7)
-
-
-def test_prefill_ends_once_and_release_counts_once() -> None:
-    book = LoadBook()
-    first, second = book.book(10), book.book(20)
-    first.prefilled()
-    first.prefilled()
-    assert (book.inflight, book.pending_tokens) == (2, 20)
-    for _ in range(3):
-        first.release()
-    first.prefilled()
-    assert (book.inflight, book.pending_tokens) == (1, 20)
-    second.release()
-    assert (book.own, book.own_tokens) == (0, 0)
-
-
-@given(st.lists(st.sampled_from(["book", "prefilled", "release", "report", "expire"]), max_size=200), st.integers(0, 2**32))
-def test_counts_never_go_negative_and_return_to_zero(steps: list[str], seed: int) -> None:
-    book, draw = LoadBook(), random.Random(seed)
-    bookings = [book.book(0)]
-    for step in steps:
-        chosen = draw.choice(bookings)
-        if step == "book":
-            bookings.append(book.book(draw.randrange(1000)))
-        elif step == "report":
-            book.reported(Load(inflight=draw.randrange(-2, 20), prefill_backlog_tokens=draw.randrange(-5, 5000)))
-        elif step == "expire":
-            book.report_expired()
-        else:
-            getattr(chosen, step if step == "prefilled" else "release")()
-        assert book.inflight >= book.own >= 0
-        assert book.pending_tokens >= book.own_tokens >= 0
-    for booking in bookings:
-        booking.release()
-    assert (book.own, book.own_tokens) == (0, 0)
-    book.reported(Load())
-    assert (book.inflight, book.pending_tokens) == (0, 0)
-
 
 # -- closed loop
 

@@ -113,6 +113,12 @@ async def get(http: aiohttp.ClientSession, port: int, path: str) -> Answer:
         return Answer(answer.status, json.loads(text) if path[:5] != "/metr" else text, answer.headers)
 
 
+async def health(http: aiohttp.ClientSession, router: Router) -> int:
+    async with http.get(f"http://127.0.0.1:{router.edge.port}/health") as answer:
+        assert await answer.read() == b""
+        return answer.status
+
+
 async def chat(http: aiohttp.ClientSession, port: int, **headers: str) -> Answer:
     async with http.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=CHAT, headers=headers) as answer:
         return Answer(answer.status, await answer.json(), answer.headers)
@@ -171,10 +177,12 @@ async def test_readiness_follows_the_members_and_says_why(pool: Pool, http: aioh
         answer = await get(http, router.admin_port, "/readyz")
         assert answer.status == 503
         assert answer.body["why"] == "no usable replica: p-0, p-1: engine is fenced: draining"
+        assert await health(http, router) == 503
         refused = await chat(http, router.edge.port)
         assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
         await pool.agents[1].tell(State.READY)
         await until(lambda: router.readiness().ready)
+        assert await health(http, router) == 200
         assert (await chat(http, router.edge.port)).headers["x-prefixpool-replica"] == "p-1"
 
 
@@ -308,6 +316,7 @@ class Running(NamedTuple):
     process: asyncio.subprocess.Process
     port: int
     admin_port: int
+    log: asyncio.Task[bytes]  # what it writes from now on
 
 
 def replicas_of(pool: Pool) -> list[str]:
@@ -330,7 +339,7 @@ async def command_running(*flags: str, **env: str) -> AsyncIterator[Running]:
                 if line["message"] == "serving" and "admin_port" in line and line["admin_port"]:
                     break
         drained = asyncio.create_task(process.stderr.read())
-        yield Running(process, line["port"], line["admin_port"])
+        yield Running(process, line["port"], line["admin_port"], drained)
     finally:
         if process.returncode is None:
             process.kill()
@@ -390,6 +399,26 @@ async def test_workers_share_a_port_and_tell_as_one(pool: Pool) -> None:
             running.process.terminate()
             assert await asyncio.wait_for(running.process.wait(), 15) == 0
         assert not any(alive(worker["pid"]) for worker in before)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_all_workers_write_to_one_access_log(pool: Pool, workers: str) -> None:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http:
+        flags = ("--workers", workers, "--drain-accept-s", "0")
+        async with command_running(*replicas_of(pool), *flags, PREFIXPOOL_ROUTER_ACCESS_LOG="true") as running:
+            await until_ready(http, running)
+            ids = {f"r{i}" for i in range(20)}
+            for one in ids:
+                assert (await chat(http, running.port, **{"x-request-id": one})).status == 200
+            async with http.get(f"http://127.0.0.1:{running.port}/nowhere") as answer:
+                assert answer.status == 404
+            running.process.terminate()
+            assert await asyncio.wait_for(running.process.wait(), 15) == 0
+            written = [json.loads(line) for line in (await running.log).splitlines()]
+    told = [line for line in written if line["message"] == "request"]
+    assert {line["request_id"] for line in told if line["ended"] == "complete"} == ids
+    assert {(line["prompt_tokens"], line["path"]) for line in told if "replica" in line} == {(640, "/v1/chat/completions")}
+    assert [line["path"] for line in told if line["ended"] == "refused"] == ["/nowhere"]
 
 
 async def test_every_worker_follows_the_endpoint_slices_by_itself(pool: Pool, http: aiohttp.ClientSession) -> None:

@@ -214,7 +214,7 @@ async def test_what_follows_garbage_is_not_parsed() -> None:
     async def never(request: web.BaseRequest) -> web.StreamResponse:
         raise AssertionError("this is no request")
 
-    connection = ClientServer(never, idle_s=1, unread_s=1)()
+    connection = ClientServer(never, idle_s=1, unread_s=1, refused=print)()
     connection.connection_made(Mock(asyncio.Transport, get_extra_info=Mock(return_value=None)))
     for _ in range(20):
         connection.data_received(b"x-padding: " + b"a" * 100_000 + b"\r\n")

@@ -75,6 +75,10 @@ class Router(ApiStruct, frozen=True, kw_only=True):
     policy: Annotated[RouterPolicy, Meta(description="How a replica is chosen.")] = RouterPolicy.PREFIX
     resources: Annotated[Resources | None, Meta(description="Requests and limits of each router.")] = None
     limits: Annotated[RouterLimits | None, Meta(description="What one router takes on at once.")] = None
+    access_log: Annotated[
+        bool,
+        Meta(description="Routers log one line for each request that has ended, without its text."),
+    ] = False
 
 
 class Auth(ApiStruct, frozen=True, kw_only=True):

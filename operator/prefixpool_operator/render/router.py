@@ -64,6 +64,7 @@ def _settings(plan: Blueprint) -> dict[str, Any]:
         "drain_accept_s": ROUTER_ACCEPT_S,
         "drain_timeout_s": plan.drain_s,
         "log_format": "json",
+        "access_log": True if plan.spec.router.access_log else None,
     }
 
 
