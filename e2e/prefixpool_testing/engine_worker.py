@@ -29,6 +29,7 @@ from prefixpool_cli.ports import claim_ports
 KEY: Final = "engine-key-of-the-tests"
 # Small, so that eviction and the bound are easy to reach; `dev_mode` for /reset_prefix_cache.
 DEVICE_BLOCKS: Final = 97
+KV_BYTES: Final = 72_000_000  # which SmolLM2-135M has as many blocks in, and a part of one more
 MAX_MODEL_LEN: Final = 2048
 OPTIONS: Final = (
     *("--device", "cpu", "--enforce-eager", "true", "--dev-mode", "true", "--served-model-name", "contract"),
