@@ -185,11 +185,12 @@ def test_deleted_directory_is_an_empty_tier(engines: tuple[SpillEngine, SpillEng
 
 
 @pytest.fixture(scope="module")
-def tiered_engine(engines: tuple[SpillEngine, SpillEngine], folder: Path) -> SpillEngine:
+def tiered_engine(engines: list[SpillEngine], folder: Path) -> SpillEngine:
     _, two = engines
     two.say([1] * 40)
     folder.mkdir(exist_ok=True)  # it was deleted by a test
     two.until_disk_takes_writes()
+    two.worker.until(lambda state: state["engine"]["shm"])  # else there was nothing to be left behind by a dead one
     return two
 
 

@@ -186,6 +186,18 @@ class EngineWorker:
             time.sleep(_POLL_S)  # noqa: TID251 - processes, no event loop
         raise AssertionError("the engine does not answer")
 
+    def kill_engine(self) -> None:
+        """SIGKILL to its first process. Returns when another serves, in an epoch of its own, and nothing of it is left."""
+        state = self.state()
+        dead = state["engine"]
+        os.kill(dead["pid"], signal.SIGKILL)
+        self.until(lambda now: now["engine"]["restarts"] == dead["restarts"] + 1)
+        assert not shm.group_members(dead["pid"])
+        assert [what for what in self.left_over(state) if what.startswith("shm")] == []
+        epoch = self.wait_serving()["engine"]["epoch"]
+        assert epoch > dead["epoch"]
+        self.notes.wait(lambda seen: any(isinstance(each, note.GateHello) and each.epoch == epoch for each in seen))
+
     def state(self) -> dict[str, Any]:
         with suppress(FileNotFoundError):
             return dict(json.loads((self.run_dir / names.RUN_SUPERVISOR_STATE).read_text()))
