@@ -24,7 +24,8 @@ _ON_THE_HUB: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _MORE_MODELS: Final = ("--lora-modules", "--speculative-config", "-sc", "--tokenizer", "--hf-config-path")
 _MORE_CODE: Final = ("--trust-remote-code", "--code-revision")  # a repository may name another one's
 
-# A start takes 40 s on two idle cores, 150 s were seen on busy ones. CUDA adds profiling, compilation, graphs.
+# A start takes 27 s on two idle cores, twice that if Python may not keep what it compiles; 150 s were seen on busy ones.
+# CUDA adds profiling, compilation, graphs.
 _CPU_RATES: Final = DeadlineRates(base_s=600.0, bytes_per_s=50e6)
 _CUDA_RATES: Final = DeadlineRates(base_s=900.0, bytes_per_s=100e6)
 
