@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from prefixpool_testing.engine_worker import OPTIONS, EngineWorker, KvListener, listening
+from prefixpool_testing.engine_worker import KV_BYTES, OPTIONS, EngineWorker, KvListener, listening
 
 
 @pytest.fixture(scope="session")
@@ -22,9 +22,10 @@ def model() -> str:
 
 @pytest.fixture(scope="session")
 def engine_worker(model: str) -> Iterator[EngineWorker]:
-    """Starts once (about a minute), and must leave nothing behind at the end."""
+    """Starts once, and must leave nothing behind at the end. It is given bytes where others are given blocks."""
+    by_bytes = ("--device-blocks", "0", "--kv-cache-bytes", str(KV_BYTES))
     with TemporaryDirectory(prefix="pp") as folder:
-        worker = EngineWorker(Path(folder), model, *OPTIONS)
+        worker = EngineWorker(Path(folder), model, *OPTIONS, *by_bytes)
         worker.start()
         try:
             yield worker

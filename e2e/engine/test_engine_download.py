@@ -113,14 +113,14 @@ def test_replicas_that_share_a_cache_download_once_and_start_again_without_the_h
             assert seen.problem == ""
         hub.release()
         for one in replicas:
+            one.until(lambda info: info.download is None)
+        assert sorted(hub.downloads) == sorted(hub.files), "each file once"
+
+        hub.close()
+        replicas[1].stop()
+        replicas[1].start(**env)
+        for one in replicas:
             ready = one.until(lambda info: info if info.state is State.READY else None)
             assert (ready.download, ready.mode, ready.restarts) == (None, Mode.PRECISE, 0)
         answers = [one.says("The capital of France is") for one in replicas]
         assert answers[0] == answers[1]
-        assert sorted(hub.downloads) == sorted(hub.files), "each file once"
-
-        hub.close()
-        replicas[0].stop()
-        replicas[0].start(**env)
-        replicas[0].until(lambda info: info.state is State.READY)
-        assert replicas[0].says("The capital of France is") == answers[0]

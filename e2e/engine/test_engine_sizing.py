@@ -15,16 +15,16 @@ from prefixpool.sizing.plan import plan
 from prefixpool.sizing.request import SizingRequest
 from prefixpool_agent.engines.metrics import parse_load
 from prefixpool_agent.inspection import folder
-from prefixpool_testing.engine_worker import EngineWorker
+from prefixpool_testing.engine_worker import DEVICE_BLOCKS, KV_BYTES, MAX_MODEL_LEN, EngineWorker
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 GIB = 1 << 30
-MAX_MODEL_LEN = 1024
+SHORT_MODEL_LEN = 1024
 BLOCK_TOKENS = 32
 OPTIONS = (
     *("--device", "cpu", "--enforce-eager", "true", "--block-tokens", str(BLOCK_TOKENS)),
-    *("--max-model-len", str(MAX_MODEL_LEN), "--served-model-name", "sized"),
+    *("--max-model-len", str(SHORT_MODEL_LEN), "--served-model-name", "sized", "--engine-args=--load-format dummy"),
 )
 
 
@@ -45,36 +45,38 @@ def multi_query(model: str, tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def allocated(model: str, kv_bytes: int, *more: str) -> int:
+def allocated(engine: EngineWorker) -> int:
     """Blocks of a real engine, the null block included."""
-    with TemporaryDirectory(prefix="pp") as run_dir:
-        worker = EngineWorker(Path(run_dir), model, *OPTIONS, "--kv-cache-bytes", str(kv_bytes), *more)
-        worker.start()
-        try:
-            cache = parse_load(worker.get("/metrics").body.decode()).cache
-        finally:
-            left = worker.stop()
-    assert left == []
+    cache = parse_load(engine.get("/metrics").body.decode()).cache
     assert cache is not None
     return cache.usable_blocks + 1
 
 
-def planned(model: str, kv_bytes: int) -> int:
+def planned(model: str, kv_bytes: int, max_model_len: int) -> int:
     request = SizingRequest(
         shape=shape.parse(folder.config_of(Path(model))),
         accelerator=catalogue.cpu(8 * GIB),
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=max_model_len,
         block_tokens=BLOCK_TOKENS,
         kv_bytes=kv_bytes,
     )
     return plan(request).device_per_replica.blocks
 
 
-def test_blocks_of_grouped_heads(model: str) -> None:
-    assert allocated(model, 123_456_789) == planned(model, 123_456_789) == 123_456_789 // (30 * 2 * 3 * 64 * 2 * 32)
+def test_blocks_of_grouped_heads(engine_worker: EngineWorker, model: str) -> None:
+    """The engine of the contract is given bytes, not blocks."""
+    blocks = planned(model, KV_BYTES, MAX_MODEL_LEN)
+    assert allocated(engine_worker) == blocks == DEVICE_BLOCKS == KV_BYTES // (30 * 2 * 3 * 64 * 2 * 32)
 
 
 def test_blocks_of_one_shared_head(multi_query: str) -> None:
-    blocks = planned(multi_query, 98_765_432)
-    assert allocated(multi_query, 98_765_432, "--engine-args=--load-format dummy") == blocks
-    assert blocks == 98_765_432 // (7 * 2 * 64 * 2 * 32)
+    kv_bytes = 98_765_432
+    with TemporaryDirectory(prefix="pp") as run_dir:
+        worker = EngineWorker(Path(run_dir), multi_query, *OPTIONS, "--kv-cache-bytes", str(kv_bytes))
+        worker.start()
+        try:
+            found = allocated(worker)
+        finally:
+            left = worker.stop()
+    assert left == []
+    assert found == planned(multi_query, kv_bytes, SHORT_MODEL_LEN) == kv_bytes // (7 * 2 * 64 * 2 * 32)

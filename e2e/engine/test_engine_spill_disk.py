@@ -15,7 +15,7 @@ import pytest
 
 from prefixpool_agent.tiers.chunk_file import HEAD_BYTES, Head, decode, encode
 from prefixpool_testing.engine_contract import TierContract
-from prefixpool_testing.spill_engine import BLOCK, CHUNK_BYTES, SpillEngine, spill_engine
+from prefixpool_testing.spill_engine import BLOCK, CHUNK_BYTES, SpillEngine, side_by_side, spill_engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -29,12 +29,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engines(model: str, folder: Path) -> Iterator[tuple[SpillEngine, SpillEngine]]:
+def engines(model: str, folder: Path) -> Iterator[list[SpillEngine]]:
     """Two replicas with one directory."""
     options = ("--host-kv-bytes", str(120 * CHUNK_BYTES), "--disk-kv-dir", str(folder), "--disk-kv-bytes", str(4 << 30))
     shared = (*options, "--disk-kv-shared", "true", "--disk-kv-deadline-s", "1.0")
-    with spill_engine(model, *shared) as one, spill_engine(model, *shared) as two:
-        yield one, two
+    with side_by_side(*(spill_engine(model, *shared) for _ in range(2))) as both:
+        yield both
 
 
 def chunks_of(folder: Path) -> set[Path]:
@@ -54,7 +54,7 @@ class Kept:
         assert len(self.files) >= CHUNKS
 
 
-def test_restore_from_disk_is_bit_for_bit_a_device_hit(engines: tuple[SpillEngine, SpillEngine], folder: Path) -> None:
+def test_restore_from_disk_is_bit_for_bit_a_device_hit(engines: list[SpillEngine], folder: Path) -> None:
     one, _ = engines
     for seed in ("one", "two"):
         kept = Kept(one, folder, seed)
@@ -66,7 +66,7 @@ def test_restore_from_disk_is_bit_for_bit_a_device_hit(engines: tuple[SpillEngin
         assert disk.agrees(kept.cold)
 
 
-def test_what_one_replica_read_another_restores(engines: tuple[SpillEngine, SpillEngine], folder: Path) -> None:
+def test_what_one_replica_read_another_restores(engines: list[SpillEngine], folder: Path) -> None:
     one, two = engines
     kept = Kept(one, folder, "shared")
     before = two.cached_from("disk")
@@ -75,7 +75,7 @@ def test_what_one_replica_read_another_restores(engines: tuple[SpillEngine, Spil
     assert two.cached_from("disk") == before + PROMPT - 1
 
 
-def test_file_with_other_bytes_changes_the_answer(engines: tuple[SpillEngine, SpillEngine], folder: Path) -> None:
+def test_file_with_other_bytes_changes_the_answer(engines: list[SpillEngine], folder: Path) -> None:
     """The control: the comparison depends on what is on disk."""
     one, two = engines
     kept = Kept(one, folder, "control")
@@ -89,7 +89,7 @@ def test_file_with_other_bytes_changes_the_answer(engines: tuple[SpillEngine, Sp
     assert other.logprobs != kept.device.logprobs
 
 
-def test_another_tenant_finds_nothing_on_disk__peers_63(engines: tuple[SpillEngine, SpillEngine], folder: Path) -> None:
+def test_another_tenant_finds_nothing_on_disk__peers_63(engines: list[SpillEngine], folder: Path) -> None:
     one, two = engines
     prompt, written = one.prompt("salted", PROMPT), one.disk_events("written")
     first = one.say(prompt, cache_salt="alpha")
@@ -100,7 +100,7 @@ def test_another_tenant_finds_nothing_on_disk__peers_63(engines: tuple[SpillEngi
     assert again.agrees(first)
 
 
-def test_flipped_bits_are_a_miss_and_counted(engines: tuple[SpillEngine, SpillEngine], folder: Path) -> None:
+def test_flipped_bits_are_a_miss_and_counted(engines: list[SpillEngine], folder: Path) -> None:
     one, two = engines
     kept, before = Kept(one, folder, "flipped"), two.disk_events("read_corrupt")
     for path in kept.files[1:]:
@@ -114,7 +114,7 @@ def test_flipped_bits_are_a_miss_and_counted(engines: tuple[SpillEngine, SpillEn
     assert two.disk_events("read_corrupt") > before
 
 
-def test_files_cut_short_or_gone_are_a_miss(engines: tuple[SpillEngine, SpillEngine], folder: Path) -> None:
+def test_files_cut_short_or_gone_are_a_miss(engines: list[SpillEngine], folder: Path) -> None:
     one, two = engines
     kept = Kept(one, folder, "cut")
     for i, path in enumerate(kept.files):
@@ -127,7 +127,7 @@ def test_files_cut_short_or_gone_are_a_miss(engines: tuple[SpillEngine, SpillEng
     assert other.agrees(kept.cold)
 
 
-def test_disk_that_hangs_holds_no_request_up__peers_62(engines: tuple[SpillEngine, SpillEngine], folder: Path) -> None:
+def test_disk_that_hangs_holds_no_request_up__peers_62(engines: list[SpillEngine], folder: Path) -> None:
     one, _ = engines
     kept, before = Kept(one, folder, "hangs"), one.disk_events("read_late")
     one.reset(host=True)
@@ -144,7 +144,7 @@ def test_disk_that_hangs_holds_no_request_up__peers_62(engines: tuple[SpillEngin
         path.unlink(missing_ok=True)  # one that was let go finds no chunk in it, and may remove it first
 
 
-def test_many_at_once_under_pressure_are_right(engines: tuple[SpillEngine, SpillEngine], folder: Path) -> None:
+def test_many_at_once_under_pressure_are_right(engines: list[SpillEngine], folder: Path) -> None:
     """Four prompts at a time, together more than device and host memory hold."""
     one, _ = engines
     kept = [Kept(one, folder, f"many {i}") for i in range(8)]
@@ -157,24 +157,24 @@ def test_many_at_once_under_pressure_are_right(engines: tuple[SpillEngine, Spill
 
 
 def test_preempted_requests_are_restored_from_disk_and_answered_right__peers_55(
-    engines: tuple[SpillEngine, SpillEngine],
+    engines: list[SpillEngine],
 ) -> None:
-    """Four at once need more blocks than the device has."""
+    """Four at once get all blocks of the device, and need more at their thirty-second token."""
     one, _ = engines
-    prompts = [one.prompt(f"preempted {i}", 21 * BLOCK + 1) for i in range(4)]
+    prompts = [one.prompt(f"preempted {i}", 23 * BLOCK + 1) for i in range(4)]
     written = one.disk_events("written")
-    alone = [one.say(prompt, tokens=120) for prompt in prompts]
-    one.written(written + 4 * 21)
+    alone = [one.say(prompt, tokens=64) for prompt in prompts]
+    one.written(written + 4 * 23)
     one.reset(host=True)
     restored, preempted = one.cached_from("disk"), one.preemptions()
     with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda prompt: one.say(prompt, tokens=120), prompts))
+        together = list(pool.map(lambda prompt: one.say(prompt, tokens=64), prompts))
     assert one.preemptions() > preempted
     assert one.cached_from("disk") > restored
     assert all(reply.agrees(other) for reply, other in zip(together, alone, strict=True))
 
 
-def test_deleted_directory_is_an_empty_tier(engines: tuple[SpillEngine, SpillEngine], folder: Path) -> None:
+def test_deleted_directory_is_an_empty_tier(engines: list[SpillEngine], folder: Path) -> None:
     one, _ = engines
     kept = Kept(one, folder, "deleted")
     shutil.rmtree(folder)
@@ -185,11 +185,12 @@ def test_deleted_directory_is_an_empty_tier(engines: tuple[SpillEngine, SpillEng
 
 
 @pytest.fixture(scope="module")
-def tiered_engine(engines: tuple[SpillEngine, SpillEngine], folder: Path) -> SpillEngine:
+def tiered_engine(engines: list[SpillEngine], folder: Path) -> SpillEngine:
     _, two = engines
     two.say([1] * 40)
     folder.mkdir(exist_ok=True)  # it was deleted by a test
     two.until_disk_takes_writes()
+    two.worker.until(lambda state: state["engine"]["shm"])  # else there was nothing to be left behind by a dead one
     return two
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from prefixpool_testing.spill_engine import BLOCK, CHUNK_BYTES, Said, SpillEngine, spill_engine
+from prefixpool_testing.spill_engine import BLOCK, CHUNK_BYTES, Fault, Said, SpillEngine, side_by_side, spill_engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -20,9 +20,20 @@ PROMPT = 10 * BLOCK + 1
 
 
 @pytest.fixture(scope="module")
-def engine(model: str) -> Iterator[SpillEngine]:
-    with spill_engine(model, *HOST) as started:
-        yield started
+def engines(model: str) -> Iterator[list[SpillEngine]]:
+    with side_by_side(spill_engine(model, *HOST), spill_engine(model, *HOST, faulty=True)) as both:
+        yield both
+
+
+@pytest.fixture(scope="module")
+def engine(engines: list[SpillEngine]) -> SpillEngine:
+    return engines[0]
+
+
+@pytest.fixture(scope="module")
+def faulty(engines: list[SpillEngine]) -> SpillEngine:
+    """One that is wrong when told to be."""
+    return engines[1]
 
 
 def three_ways(engine: SpillEngine, seed: str) -> tuple[Said, Said, Said]:
@@ -60,27 +71,25 @@ def test_another_tenant_finds_nothing_in_host_memory__peers_63(engine: SpillEngi
 
 
 def test_preempted_requests_are_answered_right__peers_55(engine: SpillEngine) -> None:
-    """Four at once need more blocks than the device has."""
-    prompts = [engine.prompt(f"preempted {i}", 21 * BLOCK + 1) for i in range(4)]
-    alone = [engine.say(prompt, tokens=120) for prompt in prompts]
+    """Four at once get all blocks of the device, and need more at their thirty-second token."""
+    prompts = [engine.prompt(f"preempted {i}", 23 * BLOCK + 1) for i in range(4)]
+    alone = [engine.say(prompt, tokens=64) for prompt in prompts]
     engine.reset()
     before = engine.preemptions()
     with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda prompt: engine.say(prompt, tokens=120), prompts))
+        together = list(pool.map(lambda prompt: engine.say(prompt, tokens=64), prompts))
     assert engine.preemptions() > before
     assert all(one.agrees(other) for one, other in zip(together, alone, strict=True))
 
 
-def test_load_that_copies_nothing_is_noticed(model: str) -> None:
-    with spill_engine(model, *HOST, spec="NothingCopiedSpec") as wrong:
-        wrong.say(wrong.prompt("other bytes for the blocks that are loaded into", 20 * BLOCK + 1))
-        _, device, host = three_ways(wrong, "one")
-        assert host.cached == device.cached
-        assert host.logprobs != device.logprobs
-
-
-def test_load_into_the_neighbours_place_is_noticed(model: str) -> None:
-    with spill_engine(model, *HOST, spec="RotatedSpec") as wrong:
-        _, device, host = three_ways(wrong, "one")
-        assert host.cached == device.cached
-        assert host.logprobs != device.logprobs
+@pytest.mark.parametrize("fault", [Fault.NOTHING_COPIED, Fault.ROTATED])
+def test_load_that_is_wrong_is_noticed(faulty: SpillEngine, fault: Fault) -> None:
+    """The control: the comparison depends on what is loaded."""
+    faulty.fail(Fault.NONE)
+    _, device, host = three_ways(faulty, f"without {fault}")
+    assert (host.ids, host.logprobs, host.cached) == (device.ids, device.logprobs, device.cached)
+    faulty.fail(fault)
+    faulty.say(faulty.prompt(f"other bytes for the blocks that are loaded into, {fault}", 20 * BLOCK + 1))
+    _, device, host = three_ways(faulty, fault)
+    assert host.cached == device.cached
+    assert host.logprobs != device.logprobs

@@ -9,7 +9,7 @@ import pytest
 
 from prefixpool_testing.hybrid_model import WINDOW_TOKENS, make_hybrid
 from prefixpool_testing.lora_adapter import make_adapter
-from prefixpool_testing.spill_engine import BLOCK, CHUNK_BYTES, SpillEngine, spill_engine
+from prefixpool_testing.spill_engine import BLOCK, CHUNK_BYTES, SpillEngine, side_by_side, spill_engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
 
@@ -24,25 +24,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def windows(model: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpillEngine]:
-    """An engine with a model of sliding windows, and the tokenizer of the other model."""
-    hybrid = tmp_path_factory.mktemp("hybrid")
+def engines(model: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[SpillEngine]]:
+    hybrid, made = tmp_path_factory.mktemp("hybrid"), tmp_path_factory.mktemp("adapters")
     make_hybrid(hybrid, Path(model))
+    for seed, name in enumerate(("one", "two")):
+        make_adapter(made / name, Path(model), seed)
     size = ("--device-blocks", "385", "--host-kv-bytes", str(64 << 20))  # each of four KV groups has blocks of its own
-    with spill_engine(str(hybrid), *size, *disk(folder)) as started:
-        yield started
+    lora = f"--enable-lora --max-loras 2 --lora-modules one={made / 'one'} two={made / 'two'}"
+    host = ("--host-kv-bytes", str(HOST_CHUNKS * CHUNK_BYTES))
+    with side_by_side(
+        spill_engine(str(hybrid), *size, *disk(folder)),
+        spill_engine(model, *host, *disk(folder), f"--engine-args={lora}"),
+    ) as both:
+        yield both
 
 
 @pytest.fixture(scope="module")
-def adapters(model: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpillEngine]:
+def windows(engines: list[SpillEngine]) -> SpillEngine:
+    """An engine with a model of sliding windows, and the tokenizer of the other model."""
+    return engines[0]
+
+
+@pytest.fixture(scope="module")
+def adapters(engines: list[SpillEngine]) -> SpillEngine:
     """An engine with two adapters, and less host memory than a prompt takes."""
-    made = tmp_path_factory.mktemp("adapters")
-    for seed, name in enumerate(("one", "two")):
-        make_adapter(made / name, Path(model), seed)
-    lora = f"--enable-lora --max-loras 2 --lora-modules one={made / 'one'} two={made / 'two'}"
-    host = ("--host-kv-bytes", str(HOST_CHUNKS * CHUNK_BYTES))
-    with spill_engine(model, *host, *disk(folder), f"--engine-args={lora}") as started:
-        yield started
+    return engines[1]
 
 
 def disk(folder: Path) -> tuple[str, ...]:

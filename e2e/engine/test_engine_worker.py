@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -110,18 +108,10 @@ def test_prompts_are_in_no_log(engine_worker: EngineWorker) -> None:
     assert secret not in (engine_worker.run_dir / "engine.log").read_text()
 
 
-def test_engine_killed_comes_back_and_supervisor_killed_leaves_nothing(engine_worker: EngineWorker) -> None:
-    """The last of all: no worker is left to others."""
-    before = engine_worker.until(lambda state: state["engine"]["shm"])
-    os.kill(before["engine"]["pid"], signal.SIGKILL)
-    engine_worker.until(lambda state: state["engine"]["restarts"] == 1)
-    assert [what for what in engine_worker.left_over(before) if what.startswith("shm")] == []
-    after = engine_worker.wait_serving()
-    assert after["engine"]["epoch"] > before["engine"]["epoch"]
-    hello = engine_worker.notes.wait(lambda seen: next((n for n in reversed(seen) if isinstance(n, note.GateHello)), None))
-    assert hello.epoch == after["engine"]["epoch"]
+def test_supervisor_killed_leaves_nothing(engine_worker: EngineWorker) -> None:
+    """The last of all: no worker is left to others. An engine that is killed comes back: test_engine_spill_disk.py."""
+    state = engine_worker.until(lambda state: state["engine"]["shm"])
     assert chat(engine_worker, "hello").status == 200
-    state = engine_worker.state()
     engine_worker.process.kill()
     end = time.monotonic() + 20
     while [what for what in engine_worker.left_over(state) if not what.startswith("socket")]:

@@ -29,6 +29,7 @@ from prefixpool_cli.ports import claim_ports
 KEY: Final = "engine-key-of-the-tests"
 # Small, so that eviction and the bound are easy to reach; `dev_mode` for /reset_prefix_cache.
 DEVICE_BLOCKS: Final = 97
+KV_BYTES: Final = 72_000_000  # which SmolLM2-135M has as many blocks in, and a part of one more
 MAX_MODEL_LEN: Final = 2048
 OPTIONS: Final = (
     *("--device", "cpu", "--enforce-eager", "true", "--dev-mode", "true", "--served-model-name", "contract"),
@@ -184,6 +185,18 @@ class EngineWorker:
                     return state
             time.sleep(_POLL_S)  # noqa: TID251 - processes, no event loop
         raise AssertionError("the engine does not answer")
+
+    def kill_engine(self) -> None:
+        """SIGKILL to its first process. Returns when another serves, in an epoch of its own, and nothing of it is left."""
+        state = self.state()
+        dead = state["engine"]
+        os.kill(dead["pid"], signal.SIGKILL)
+        self.until(lambda now: now["engine"]["restarts"] == dead["restarts"] + 1)
+        assert not shm.group_members(dead["pid"])
+        assert [what for what in self.left_over(state) if what.startswith("shm")] == []
+        epoch = self.wait_serving()["engine"]["epoch"]
+        assert epoch > dead["epoch"]
+        self.notes.wait(lambda seen: any(isinstance(each, note.GateHello) and each.epoch == epoch for each in seen))
 
     def state(self) -> dict[str, Any]:
         with suppress(FileNotFoundError):

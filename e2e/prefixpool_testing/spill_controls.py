@@ -1,31 +1,33 @@
-"""Tiers that are wrong on purpose. A test that passes with one of these proves nothing."""
+"""A host tier that is wrong on purpose, while a file says so. A test that passes with one of these proves nothing."""
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 from vllm.v1.kv_offload.base import GPULoadStoreSpec, LoadStoreSpec
 
 from prefixpool_agent.tiers.host_copy import HostCopyWorker, Job
 from prefixpool_agent.tiers.specs import HostSpec
+from prefixpool_testing.spill_engine import ENV_FAULT, Fault
 
 
-class NothingCopied(HostCopyWorker):
-    """Loads restore nothing."""
+class Faulty(HostCopyWorker):
+    """Looks at the file, whose path is in the environment, at each load."""
 
     def _copy(self, job: Job) -> int:
-        return super()._copy(job) if job.is_store else 0
-
-
-class Rotated(HostCopyWorker):
-    """Loads restore each chunk to its neighbour's place."""
+        return 0 if not job.is_store and fault() is Fault.NOTHING_COPIED else super()._copy(job)
 
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+        if fault() is not Fault.ROTATED:
+            return super().submit_load(job_id, src_spec, dst_spec)
         rows = src_spec.block_ids.tolist()
         return self._submit(job_id, dst_spec, rows[-1:] + rows[:-1], is_store=False)
 
 
-class NothingCopiedSpec(HostSpec):
-    worker_class = NothingCopied
+def fault() -> Fault:
+    return Fault(Path(os.environ[ENV_FAULT]).read_text())
 
 
-class RotatedSpec(HostSpec):
-    worker_class = Rotated
+class FaultySpec(HostSpec):
+    worker_class = Faulty

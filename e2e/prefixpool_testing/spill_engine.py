@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from enum import StrEnum
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,10 +22,19 @@ from prefixpool_testing.engine_worker import OPTIONS, EngineWorker
 BLOCK = 32
 CHUNK_BYTES = 1_474_560  # SmolLM2-135M: 30 layers, 3 KV heads of 64, float32, 32 tokens
 E2E = Path(__file__).parents[1]
+ENV_FAULT = "PREFIXPOOL_TESTING_FAULT"  # path of a file with a word of `Fault`
 
 
 EXACT = ("--dtype", "float32")  # in bf16 a cold prompt's logits differ from a cached one's by whole eighths
 TIE = 0.05  # two tokens so near each other in log-probability may change places with bf16 rounding
+
+
+class Fault(StrEnum):
+    """What loads from host memory do wrong."""
+
+    NONE = "none"
+    NOTHING_COPIED = "nothing copied"
+    ROTATED = "each chunk to its neighbour's place"
 
 
 class Said(NamedTuple):
@@ -47,6 +58,10 @@ class SpillEngine:
 
     def __init__(self, worker: EngineWorker) -> None:
         self.worker = worker
+
+    def fail(self, fault: Fault) -> None:
+        """How, from the next load on; only of an engine that was started to be faulty."""
+        fault_file(self.worker).write_text(fault)
 
     def say(self, prompt: Sequence[int], tokens: int = 8, **more: Any) -> Said:
         """A greedy answer to a prompt of token ids."""
@@ -102,14 +117,15 @@ class SpillEngine:
 
 
 @contextmanager
-def spill_engine(model: str, *options: str, spec: str = "") -> Iterator[SpillEngine]:
-    """`spec`: a wrong one from `spill_controls`. Must leave nothing behind."""
+def spill_engine(model: str, *options: str, faulty: bool = False) -> Iterator[SpillEngine]:
+    """`faulty`: its host tier obeys `fail` (`spill_controls`). Must leave nothing behind."""
 
     def change(plan: Plan) -> Plan:
-        if not spec:
+        if not faulty:
             return plan
-        argv = [_with_control(word, spec) if "kv_connector" in word else word for word in plan.engine.argv]
-        env = {**plan.engine.env, "PYTHONPATH": str(E2E)}
+        fault_file(worker).write_text(Fault.NONE)
+        argv = [_with_control(word) if "kv_connector" in word else word for word in plan.engine.argv]
+        env = {**plan.engine.env, "PYTHONPATH": str(E2E), ENV_FAULT: str(fault_file(worker))}
         return replace(plan, engine=replace(plan.engine, argv=tuple(argv), env=env))
 
     with TemporaryDirectory(prefix="pp") as folder:
@@ -124,8 +140,21 @@ def spill_engine(model: str, *options: str, spec: str = "") -> Iterator[SpillEng
         assert worker.stop() == []
 
 
-def _with_control(config: str, spec: str) -> str:
+@contextmanager
+def side_by_side(*engines: AbstractContextManager[SpillEngine]) -> Iterator[list[SpillEngine]]:
+    """They start together, because a start keeps little more than one core busy."""
+    with ExitStack() as stack:
+        with ThreadPoolExecutor(len(engines)) as pool:
+            starts = [pool.submit(stack.enter_context, engine) for engine in engines]
+        yield [start.result() for start in starts]
+
+
+def fault_file(worker: EngineWorker) -> Path:
+    return worker.run_dir / "fault"
+
+
+def _with_control(config: str) -> str:
     assert '"HostSpec"' in config
-    return config.replace('"HostSpec"', f'"{spec}"').replace(
+    return config.replace('"HostSpec"', '"FaultySpec"').replace(
         "prefixpool_agent.tiers.specs", "prefixpool_testing.spill_controls"
     )

@@ -4,8 +4,6 @@ router tells an engine of loading is done.
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import TYPE_CHECKING
 
 from prefixpool.policy.loading import NO_DISK, NO_LOAD
@@ -85,11 +83,7 @@ class TierContract:
 
     def test_prefix_is_restored_from_disk_after_the_engine_was_killed(self, tiered_engine: SpillEngine) -> None:
         prompt, device = kept(tiered_engine, "outlives the engine")
-        worker = tiered_engine.worker
-        pid = worker.state()["engine"]["pid"]
-        os.killpg(pid, signal.SIGKILL)
-        worker.until(lambda state: state["engine"]["pid"] not in (None, pid), 60)
-        worker.wait_serving()
+        tiered_engine.worker.kill_engine()
         assert tiered_engine.say(prompt) == device
         assert tiered_engine.cached_from("disk") == PROMPT - 1
 

@@ -24,7 +24,8 @@ _ON_THE_HUB: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _MORE_MODELS: Final = ("--lora-modules", "--speculative-config", "-sc", "--tokenizer", "--hf-config-path")
 _MORE_CODE: Final = ("--trust-remote-code", "--code-revision")  # a repository may name another one's
 
-# A start takes 40 s on two idle cores, 150 s were seen on busy ones. CUDA adds profiling, compilation, graphs.
+# A start takes 27 s on two idle cores, twice that if Python may not keep what it compiles; 150 s were seen on busy ones.
+# CUDA adds profiling, compilation, graphs.
 _CPU_RATES: Final = DeadlineRates(base_s=600.0, bytes_per_s=50e6)
 _CUDA_RATES: Final = DeadlineRates(base_s=900.0, bytes_per_s=100e6)
 
@@ -165,4 +166,7 @@ def _env(settings: WorkerSettings, host: Host, extra: Sequence[str]) -> dict[str
         own = "auto" if settings.tensor_parallel > 1 else core_list(host.cores)
         given = settings.cpu_cores and cpu_cores.checked(settings.cpu_cores, host.cores, settings.tensor_parallel)
         env["VLLM_CPU_OMP_THREADS_BIND"] = given or own
+        # Threads that wait for one another give their cores away. Spinning is no faster on idle cores, and where others use
+        # them, too, even vLLM's own scheduler, a prefill costs up to twice the CPU.
+        env["OMP_WAIT_POLICY"] = "PASSIVE"
     return env
