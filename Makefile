@@ -56,8 +56,9 @@ test: .venv/.ready ## unit and component tests, on the sim engine
 test-slow: .venv/.ready ## the same, those that take half a minute and more: both demos on the sim, 100,000 chunks of churn
 	@.venv/bin/pytest -q -m slow -n 2
 
+# Several engines share two cores there: OpenMP's threads that wait for one another give theirs away, else a prefill costs twice the CPU.
 test-engine: setup-engine ## the same promises on real vLLM
-	@MODEL=$(MODEL) .venv-engine/bin/pytest -q -m engine e2e/engine
+	@OMP_WAIT_POLICY=PASSIVE MODEL=$(MODEL) .venv-engine/bin/pytest -q -m engine e2e/engine
 
 # The parts of `make e2e`, two side by side on two cores: with more, pods start so slowly that deadlines pass. Each is a run of
 # pytest with a node of its own (API servers of its own: `api`); what it leaves is in build/e2e/PART. Tests of `pools` are handed

@@ -55,11 +55,6 @@ def test_cpu_uses_all_its_cores_and_a_bounded_cache() -> None:
     assert vllm_spec(settings(cpu_cores="1"), HOST).env["VLLM_CPU_OMP_THREADS_BIND"] == "1"
 
 
-def test_engines_that_shared_cores_spun_away_half_of_their_time() -> None:
-    assert vllm_spec(settings(), HOST).env["OMP_WAIT_POLICY"] == "PASSIVE"
-    assert "OMP_WAIT_POLICY" not in vllm_spec(settings(device=Device.CUDA), HOST).env
-
-
 @pytest.mark.parametrize(
     ("cores", "words"),
     [

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -50,6 +53,29 @@ def test_a_line_without_an_end_is_passed_on_too() -> None:
     said, reasons = relayed("print('x' * 200_000, end='')")
     assert said == "x" * 200_000
     assert reasons[0].startswith("exited with code 0; last log line: xxx")
+
+
+class HalfAtOnce(io.RawIOBase):
+    """A bare file whose writes a signal cuts short."""
+
+    def __init__(self) -> None:
+        self.written = b""
+
+    def write(self, data: Any, /) -> int:
+        piece = bytes(data[: len(data) // 2 + 1])
+        self.written += piece
+        return len(piece)
+
+
+async def test_ends_of_lines_were_lost_under_pythonunbuffered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There standard output is a bare file, and SIGCHLD comes when a child has written its last words."""
+    file = HalfAtOnce()
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=file))
+    relay = Relay()
+    os.write(relay.write_end, b"a line\nand its end")
+    os.close(relay.write_end)
+    relay.tail()
+    assert file.written == b"a line\nand its end"
 
 
 def test_a_child_does_not_end_because_nobody_reads() -> None:

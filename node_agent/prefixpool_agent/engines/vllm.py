@@ -166,7 +166,4 @@ def _env(settings: WorkerSettings, host: Host, extra: Sequence[str]) -> dict[str
         own = "auto" if settings.tensor_parallel > 1 else core_list(host.cores)
         given = settings.cpu_cores and cpu_cores.checked(settings.cpu_cores, host.cores, settings.tensor_parallel)
         env["VLLM_CPU_OMP_THREADS_BIND"] = given or own
-        # Threads that wait for one another give their cores away. Spinning is no faster on idle cores, and where others use
-        # them, too, even vLLM's own scheduler, a prefill costs up to twice the CPU.
-        env["OMP_WAIT_POLICY"] = "PASSIVE"
     return env

@@ -86,6 +86,9 @@ def output(log: str) -> Output:
 
 
 def _write(data: bytes) -> None:
+    """All of it: under PYTHONUNBUFFERED, as in many images, this is a bare file, which a signal may stop half-way."""
+    out, rest = sys.stdout.buffer, memoryview(data)
     with suppress(OSError):  # nobody reads any more: the child shall not end because of that
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        while rest:
+            rest = rest[out.write(rest) or len(rest) :]
+        out.flush()
