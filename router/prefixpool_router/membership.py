@@ -18,6 +18,7 @@ import msgspec
 
 from prefixpool import names
 from prefixpool.errors import SettingsError
+from prefixpool.lasting_file import read_lasting
 
 _log = logging.getLogger(__name__)
 _NAME: Final = re.compile(names.REPLICA_NAME)
@@ -88,7 +89,7 @@ class FileMembers:
     def _read(self) -> tuple[Member, ...] | None:
         # The whole content each time, not its modification time: config maps swap links and clocks jump. It is small.
         try:
-            members = check_members(parse_members(self._path.read_bytes()))
+            members = check_members(parse_members(read_lasting(self._path)))
         except OSError as error:
             self._failed(f"{self._path}: {error.strerror}")
             return None

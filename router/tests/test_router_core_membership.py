@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -111,6 +112,21 @@ async def test_a_member_whose_host_no_name_can_be_ended_all_routers(file: Path) 
     write(file, {"name": "b", "engine": "http://h..example:1"})
     pending = asyncio.ensure_future(anext(updates))
     await until(lambda: "engine URL 'http://h..example:1'" in source.problem)
+    pending.cancel()
+
+
+def become_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+async def test_a_pipe_in_place_of_the_member_file_hung_the_router_for_ever(file: Path) -> None:
+    source = FileMembers(file, 0.01)
+    updates = source.updates()
+    await following(updates)
+    become_pipe(file)
+    pending = asyncio.ensure_future(anext(updates))
+    await until(lambda: "not a regular file" in source.problem)
     pending.cancel()
 
 
