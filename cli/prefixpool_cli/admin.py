@@ -41,7 +41,7 @@ class AdminClient:
                 self._url + path, params=query, timeout=aiohttp.ClientTimeout(total=ANSWER_S)
             ) as answer:
                 body = await answer.read()
-        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, UnicodeError) as error:  # the last: `http://a..b`
             raise CliError(f"{self._url!r} is no address", _WHERE) from error
         except (aiohttp.ClientError, TimeoutError) as error:
             raise CliError(f"no router answers at {self._url}: {describe(error)}", _WHERE) from error
@@ -49,7 +49,7 @@ class AdminClient:
             raise CliError(f"{self._url}{path} answers {answer.status}", "is this the admin side, not the one for clients?")
         try:
             return msgspec.json.decode(body, type=shape)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise CliError(
                 f"{self._url}{path} is not what this version understands: {error}",
                 "use the `prefixpool` command of the version that runs there",
@@ -79,11 +79,11 @@ async def ask_agent(http: aiohttp.ClientSession, url: str, key: str) -> AgentAns
             body = await answer.read()
     except TimeoutError:
         return AgentAnswer(problem=f"no answer within {ANSWER_S:.0f} s")
-    except aiohttp.ClientError as error:
+    except (aiohttp.ClientError, UnicodeError) as error:  # the latter: no host can be called so
         return AgentAnswer(problem=describe(error))
     if answer.status != 200:
         return AgentAnswer(problem=f"answers {answer.status}", status=answer.status)
     try:
         return AgentAnswer(info=msgspec.json.decode(body, type=wire.Info), status=200)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         return AgentAnswer(problem=f"speaks another version: {error}", status=200)

@@ -21,7 +21,7 @@ class PipeConsole(Console):
     """If nobody reads any more (`prefixpool up | head`), a running command is ended in order, like by SIGTERM."""
 
     def __init__(self, width: int | None = None) -> None:
-        super().__init__(width=width)
+        super().__init__(width=width, emoji=False)  # `:100:` in an address is no emoji
         self.reader_left = False
 
     def on_broken_pipe(self) -> None:
@@ -41,9 +41,14 @@ def console() -> PipeConsole:
     return found if found.is_terminal else PipeConsole(WIDTH_WITHOUT_TERMINAL)
 
 
+def printable(text: str) -> str:
+    """Text of others, to stand where there is no markup: nothing in it tells the terminal anything."""
+    return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
 def shown(text: str) -> str:
-    """Text of others, to stand in our markup: nothing in it is a tag, or tells the terminal anything."""
-    return escape("".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text))
+    """Text of others, to stand in our markup: nothing in it is a tag either."""
+    return escape(printable(text))
 
 
 class OutputError(OSError):

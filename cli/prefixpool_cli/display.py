@@ -7,7 +7,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from prefixpool_cli.console import shown
+from prefixpool_cli.console import printable, shown
 from prefixpool_cli.pool_watch import Stage
 
 
@@ -39,7 +39,7 @@ class PoolDisplay:
         task = self._tasks.get(stage.part)
         if task is None:
             task = self._tasks[stage.part] = self._progress.add_task(stage.part, total=1.0, words="")
-        self._progress.update(task, completed=stage.fraction, words=shown(stage.words))
+        self._progress.update(task, completed=stage.fraction, words=printable(stage.words))
         if stage.ready:
             self._progress.stop_task(task)
 
@@ -82,7 +82,7 @@ class ArmDisplay:
     def note(self, name: str, words: str) -> None:
         """Words beside a bar, or a line of their own."""
         if self._console.is_terminal:
-            self._progress.update(self._tasks[name], words=shown(words))
+            self._progress.update(self._tasks[name], words=printable(words))
         else:
             self._console.print(shown(f"{name}: {words}"), highlight=False)
 
@@ -90,9 +90,9 @@ class ArmDisplay:
 def progress_bars(console: Console) -> Progress:
     """Name, bar, time, words."""
     return Progress(
-        TextColumn("{task.description:>20}"),
+        TextColumn("{task.description:>20}", markup=False),
         BarColumn(24),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[words]}"),
+        TextColumn("{task.fields[words]}", markup=False),
         console=console,
     )

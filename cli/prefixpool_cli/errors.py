@@ -16,3 +16,9 @@ class CliError(PrefixpoolError):
 
 class PoolError(CliError):
     """A part of a local pool did not start, or died."""
+
+
+def unusable(error: OSError) -> CliError:
+    """A file or folder that a person named, and that cannot be read or written."""
+    name = f"{error.filename}: " if error.filename is not None else ""
+    return CliError(f"{name}{error.strerror or error}")

@@ -23,11 +23,11 @@ from prefixpool_cli import interrupt, preflight
 from prefixpool_cli import plan as plan_command
 from prefixpool_cli import up as up_command
 from prefixpool_cli.__main__ import INTERRUPTED
-from prefixpool_cli.console import PipeConsole, shown, written_output
+from prefixpool_cli.console import OutputError, PipeConsole, shown, written_output
 from prefixpool_cli.console import console as standard_output
 from prefixpool_cli.demo import command as demo_command
 from prefixpool_cli.demo.spill import command as spill_command
-from prefixpool_cli.errors import CliError
+from prefixpool_cli.errors import CliError, unusable
 from prefixpool_cli.pool_spec import PoolSpec
 
 MOST_DECISIONS: Final = 100_000  # that a router can be told to keep
@@ -90,9 +90,9 @@ def up(  # noqa: PLR0913  # options of a command
     if engine is EngineKind.VLLM and not model:
         raise typer.BadParameter("a model folder is needed for --engine vllm", param_hint="MODEL")
     with _reported(console):
-        chosen = preflight.find_device(device)
+        chosen, folder = preflight.find_device(device), _folder(model)
     spec = PoolSpec(
-        model=_folder(model) or "sim",
+        model=folder or "sim",
         engine=engine,
         replicas=replicas,
         host=host,
@@ -155,8 +155,8 @@ def demo(  # noqa: PLR0913  # options of a command
     with _reported(console):
         chosen = demo_command.plan(requests, arm or [], concurrency or 4, check_output=check_output, evicting=evicting)
     blocks = device_blocks or demo_command.blocks_for(chosen, engine)
-    spec = demo_command.pool_spec(engine, _folder(model), replicas, blocks, out)
     with _reported(console):
+        spec = demo_command.pool_spec(engine, _folder(model), replicas, blocks, out)
         demo_command.prepare(spec, out)
     _run(demo_command.run(spec, chosen, out, console), console)
 
@@ -260,14 +260,23 @@ def version() -> None:
 
 @contextmanager
 def _reported(console: Console) -> Iterator[None]:
-    """Turns our errors into a message and exit code 1."""
+    """Turns our errors, and those of files, into a message and exit code 1."""
     try:
         yield
-    except PrefixpoolError as error:
-        console.print(f"[bold red]error:[/] {shown(str(error))}", highlight=False, soft_wrap=True)
-        if isinstance(error, CliError) and error.hint:
-            console.print(shown(error.hint), highlight=False, soft_wrap=True)
+    except (BrokenPipeError, OutputError):  # of standard output: see `written_output`
+        raise
+    except OSError as error:
+        _tell(unusable(error), console)
         raise typer.Exit(1) from error
+    except PrefixpoolError as error:
+        _tell(error, console)
+        raise typer.Exit(1) from error
+
+
+def _tell(error: PrefixpoolError, console: Console) -> None:
+    console.print(f"[bold red]error:[/] {shown(str(error))}", highlight=False, soft_wrap=True)
+    if isinstance(error, CliError) and error.hint:
+        console.print(shown(error.hint), highlight=False, soft_wrap=True)
 
 
 def _run(command: Coroutine[Any, Any, bool], console: PipeConsole) -> None:
@@ -283,7 +292,7 @@ def _run(command: Coroutine[Any, Any, bool], console: PipeConsole) -> None:
 
 def _folder(model: str) -> str:
     """`~` expanded, and absolute if it is a folder: engines run elsewhere."""
-    path = Path(model).expanduser()
+    path = preflight.expanded(model)
     return str(path.resolve()) if model and path.is_dir() else model
 
 

@@ -23,6 +23,7 @@ from prefixpool.sizing.stored import decoded
 from prefixpool_agent.inspection import folder
 from prefixpool_cli import plan_view
 from prefixpool_cli.errors import CliError
+from prefixpool_cli.preflight import expanded
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -87,7 +88,7 @@ def block_tokens(device: Accelerator, wanted: int) -> int:
 
 def find_model(named: str) -> ModelShape:
     """From a folder, a config.json, or the catalogue. Raises CliError or SizingError that says what there is."""
-    path = Path(named).expanduser()
+    path = expanded(named)
     if path.is_dir():
         return _from_folder(path)
     if path.is_file():

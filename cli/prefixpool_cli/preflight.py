@@ -62,7 +62,7 @@ def check_vllm() -> None:
 
 def check_model(model: str) -> None:
     """Raises CliError for a folder that cannot be a model. Names such as `org/model` are left to the engine."""
-    path = Path(model).expanduser()
+    path = expanded(model)
     looks_like_path = model.startswith(("/", ".", "~")) or path.exists()
     if not looks_like_path:
         if model.count("/") == 1:
@@ -76,9 +76,14 @@ def check_model(model: str) -> None:
         raise CliError(f"{model} holds no weights", "*.safetensors or *.bin files are missing; was the download complete?")
 
 
+def expanded(path: str) -> Path:
+    """`~` and `~user` as shells have it: of an unknown user they stay. (Path.expanduser raises RuntimeError.)"""
+    return Path(os.path.expanduser(path))
+
+
 def check_memory(spec: PoolSpec, available: int) -> None:
     """Raises CliError if the replicas cannot fit. `available` in bytes; 0 = unknown."""
-    weights = weight_bytes(Path(spec.model).expanduser())
+    weights = weight_bytes(expanded(spec.model))
     each = weights + (spec.kv_cache_bytes or GIB) + ENGINE_OVERHEAD_BYTES
     if available and each * spec.replicas > available:
         raise CliError(

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from prefixpool_cli import engine_log, interrupt, up
+from prefixpool_cli.console import PipeConsole
 from prefixpool_cli.display import ArmDisplay, PoolDisplay
 from prefixpool_cli.pool_watch import Stage
 
@@ -141,6 +142,16 @@ def test_words_of_an_engine_that_look_like_markup_ended_the_pool(console: Consol
     told = text_of(console)
     assert "[/INST] [red]" in told
     assert "\x1b]0;owned" not in told
+
+
+def test_a_port_of_an_address_was_shown_as_an_emoji(capsys: pytest.CaptureFixture[str]) -> None:
+    console, words = terminal(), "http://h:100: refused"
+    with PoolDisplay(console) as display:
+        display(Stage("local-0", words, 0.4, 3.0))
+    assert words in text_of(console)
+    with PoolDisplay(PipeConsole(100)) as display:
+        display(Stage("local-0", words, 0.4, 3.0))
+    assert words in capsys.readouterr().out
 
 
 def test_the_curl_line_broke_at_a_quote() -> None:

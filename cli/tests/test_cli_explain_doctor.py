@@ -318,7 +318,7 @@ async def test_a_router_that_does_not_answer_is_told_with_its_address() -> None:
         assert "Cannot connect" in (await ask_agent(http, "http://127.0.0.1:9", "")).problem
 
 
-@pytest.mark.parametrize("url", ["http://", "http://[::1", "http://127.0.0.1:99999", "ftp://router"])
+@pytest.mark.parametrize("url", ["http://", "http://[::1", "http://127.0.0.1:99999", "ftp://router", "http://a..b"])
 async def test_what_is_no_address_was_told_to_be_a_router_that_does_not_answer(url: str) -> None:
     with pytest.raises(CliError, match="is no address"):
         await doctor.doctor(url, "", Console(), as_json=False)

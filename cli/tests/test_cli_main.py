@@ -108,6 +108,12 @@ def test_a_reader_that_went_away_is_told_of_by_the_exit_status_alone() -> None:
     assert [(one.communicate(timeout=110)[1], one.returncode) for one in running] == [(b"", 1)] * len(commands)
 
 
+def test_a_folder_that_cannot_be_looked_at_ended_up_in_a_traceback() -> None:
+    found = RUN.invoke(main.app, ["up", "--engine", "sim", "x" * 300])
+    assert found.exit_code == 1
+    assert "File name too long" in found.output
+
+
 def test_what_the_help_of_spill_refers_to_is_where_it_says() -> None:
     shown = " ".join(re.split(r"[\s│]+", RUN.invoke(main.app, ["demo", "--help"]).output))
     assert shown.index("--spill sends four times") < shown.index("see above")

@@ -163,6 +163,10 @@ def test_broken_weights_are_named(model: Path, content: bytes) -> None:
         (["llama-3.1-8b", "-a", "abacus"], "no accelerator 'abacus'"),
         (["llama-3.1-8b", "-a", "cpu"], "say how much memory a replica may take: cpu:16Gi"),
         (["llama-3.1-8b", "-a", "cpu:lots"], "is not a quantity"),
+        (["llama-3.1-8b", "-a", "cpu:x"], 'cpu:x: "x" is not'),  # `:x:` was shown as an emoji
+        (["~nobody-of-this-name/model"], "is not there"),  # these three ended in a traceback
+        (["x" * 300], "File name too long"),
+        (["/proc/self/mem"], "Input/output error"),
         (["llama-3.1-8b", "--tensor-parallel", "3"], "cannot be split over 3 devices"),
         (["llama-3.1-8b", "--sessions", "5"], "needed together"),
         (

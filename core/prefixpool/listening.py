@@ -56,7 +56,10 @@ def bound(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
 
 
 def _addresses(host: str) -> list[_Address]:
-    found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except UnicodeError as error:  # no name can be so: `a..b`, or labels of more than 63 characters
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known") from error
     return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
 
 

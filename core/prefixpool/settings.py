@@ -84,6 +84,8 @@ def _raw(option: Option, flag: str | list[str] | None, env: Mapping[str, str]) -
 
 
 def _convert(settings: type[msgspec.Struct], option: Option, raw: str, source: str) -> Any:
+    if not raw.isascii() and any("\ud800" <= char <= "\udfff" for char in raw):  # how Python shows bytes of other encodings
+        raise SettingsError(f"{source}={raw!r}: not a text in UTF-8")
     kind = next(f.type for f in msgspec.structs.fields(settings) if f.name == option.field)
     try:
         if _is_sequence(kind):

@@ -24,6 +24,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: Annotated[float, Meta(description="bounded below", gt=0)] = 1.0
     step_s: Annotated[float, Meta(description="not bounded")] = 1.0
     level: Annotated[Level, Meta(description="one of a few")] = Level.LOW
+    name: Annotated[str, Meta(description="a text")] = ""
 
 
 def read(flags: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> Times:
@@ -50,3 +51,10 @@ def test_help_showed_words_that_were_refused(capsys: pytest.CaptureFixture[str])
     assert "--level low|high" in capsys.readouterr().out
     with pytest.raises(SettingsError, match=r"--level='HIGH': .*; accepted: low, high"):
         read(["--level", "HIGH"])
+
+
+@pytest.mark.parametrize("field", ["timeout_s", "level", "name"])
+def test_a_value_that_is_no_text_ended_in_a_traceback(field: str) -> None:
+    raw = b"\xff\xfe".decode("utf-8", "surrogateescape")  # as Python reads flags and environment
+    with pytest.raises(SettingsError, match=rf"T_{field.upper()}='.*': not a text in UTF-8"):
+        read(environment={f"T_{field.upper()}": raw})

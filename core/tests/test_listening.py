@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import socket
 from contextlib import ExitStack
 from typing import Any
@@ -116,6 +117,12 @@ def test_a_name_that_stands_for_nothing_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(OSError, match=r"no\.such\.host\.invalid:1"):
         bound("no.such.host.invalid", 1)
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+def test_a_host_that_no_name_can_be_ended_in_a_traceback(host: str) -> None:
+    with pytest.raises(OSError, match=rf"{re.escape(host)}:1: Name or service not known"):
+        bound(host, 1)
 
 
 def test_a_port_that_is_taken_is_named() -> None:

@@ -133,7 +133,10 @@ def test_bytes_per_token_is_what_blocks_of_all_ranks_take(shape: ModelShape, ten
         assert laid.block_bytes * tensor == 16 * kv.bytes_per_token(shape, KvDtype.AUTO, split)
 
 
-ODD = st.one_of(st.none(), st.booleans(), st.integers(-2, 3), st.just("many"), st.just([]), st.just({}), st.floats(-1, 1))
+PLAIN = st.one_of(st.none(), st.booleans(), st.integers(-2, 3), st.just("many"), st.floats(-1, 1), st.just(1 << 31))
+NAMES = st.sampled_from(["quant_method", "bits", "w_bit", "config_groups", "weights", "num_bits", "factor", "hidden_size"])
+WORDS = st.sampled_from(["awq", "compressed-tensors", "full_attention", "linear"])
+ODD = st.recursive(PLAIN | WORDS, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner, max_size=3))
 FIELDS = sorted(
     {field for config in catalogue.CONFIGS.values() for field in config} | {"text_config", "quantization_config"}
 )

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from prefixpool.sizing import catalogue, kv, parallel, shape, stored
+from prefixpool.sizing import catalogue, inspection, kv, parallel, shape, stored
 from prefixpool.sizing.config import needed
 from prefixpool.sizing.errors import ShapeError, SizingError
 from prefixpool.sizing.kv import KvDtype
@@ -85,6 +85,49 @@ def test_a_missing_or_odd_field_is_named(field: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_hidden_layers", 1 << 31),  # 17 GB and two minutes of whoever sized it
+        ("num_hidden_layers", 10**30),
+        ("vocab_size", 1 << 63),
+        ("max_position_embeddings", 1 << 32),
+    ],
+)
+def test_layers_without_end_took_all_memory_of_the_operator(field: str, value: int) -> None:
+    with pytest.raises(ShapeError, match=f"`{field}`.*no model has more"):
+        shape.parse({**BASE, field: value})
+
+
+def test_weights_of_more_bytes_than_a_status_can_hold_are_refused() -> None:
+    with pytest.raises(ShapeError, match="bytes of weights cannot be"):
+        shape.parse({**BASE, "hidden_size": 1 << 31, "intermediate_size": 1 << 31})
+    with pytest.raises(ShapeError, match="bytes of weights cannot be"):
+        shape.with_stored_bytes(shape.parse(BASE), 1 << 62)
+
+
+@pytest.mark.parametrize(
+    ("quantised", "field"),
+    [
+        ({"quant_method": "compressed-tensors", "config_groups": []}, ""),
+        ({"quant_method": "compressed-tensors", "config_groups": [{}]}, "config_groups"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": "x"}}, "config_groups"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": 5}}}, "config_groups"),
+        ({"quant_method": "modelopt", "config_groups": {"group_0": {"weights": {"num_bits": "x"}}}}, "num_bits"),
+        ({"quant_method": "gptq", "bits": [4]}, "bits"),
+        ({"quant_method": "awq", "w_bit": "four"}, "w_bit"),
+        ({"quant_method": "awq", "bits": 1e308}, "bits"),
+    ],
+)
+def test_odd_bits_of_quantised_weights_ended_in_a_traceback(quantised: dict[str, Any], field: str) -> None:
+    config = {**BASE, "quantization_config": quantised}
+    if not field:
+        assert shape.parse(config).weight_bytes
+        return
+    with pytest.raises(ShapeError, match=f"`{field}`"):
+        shape.parse(config)
+
+
+@pytest.mark.parametrize(
     ("field", "value", "words"),
     [
         ("mamba_d_state", 128, "Mamba layers"),
@@ -131,6 +174,20 @@ def test_stored_bytes_replace_the_count_and_parts_of_files_are_refused() -> None
     assert shape.with_stored_bytes(plain, 123_456_789).weight_bytes == 123_456_789
     with pytest.raises(ShapeError, match="headers of a part"):
         shape.with_stored_bytes(plain, 10)
+
+
+def test_a_config_nested_without_end_ended_in_a_traceback() -> None:
+    text = b'{"config": {"a": ' + b"[" * 3000 + b"]" * 3000 + b"}}"
+    with pytest.raises(ShapeError, match=r"config.json cannot be read"):
+        stored.decoded(text, "config.json")
+    with pytest.raises(ShapeError, match="nothing that can be read"):
+        inspection.read(text)
+
+
+@pytest.mark.parametrize("named", [[["a"]], ["model.safetensors", 5]])
+def test_an_index_that_names_no_files_ended_in_a_traceback(named: list[object]) -> None:
+    with pytest.raises(ShapeError, match="weight_map"):
+        stored.weight_files(["model.safetensors"], {"weight_map": dict(enumerate(named))})
 
 
 def test_header_bytes_add_up_tensors_and_skip_metadata() -> None:

@@ -1,6 +1,7 @@
 """Inspection of a model: of a folder, of a repository on a Hub that is played here, and of everything that goes wrong."""
 
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -135,10 +136,12 @@ async def test_a_broken_file_among_many_is_named(tmp_path: Path) -> None:
             await hub.weight_bytes(await hub.repository("org/model", "a/branch"))
 
 
-async def test_a_hub_that_is_not_there() -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "a..b"])  # the latter cannot be a name, and ended in a traceback
+async def test_a_hub_that_is_not_there(host: str) -> None:
     async with aiohttp.ClientSession() as session:
-        with pytest.raises(ShapeError, match=r"127\.0\.0\.1 cannot be reached for org/model: .*is it open to pods"):
-            await Hub(session, "http://127.0.0.1:1", "").repository("org/model", "main")
+        words = rf"{re.escape(host)} cannot be reached for org/model: .*is it open to pods"
+        with pytest.raises(ShapeError, match=words):
+            await Hub(session, f"http://{host}:1", "").repository("org/model", "main")
 
 
 def test_a_folder_is_read_by_its_headers(tmp_path: Path) -> None:

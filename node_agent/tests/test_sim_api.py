@@ -225,6 +225,26 @@ async def test_what_is_refused(session: aiohttp.ClientSession, body: Any, status
         assert words in (await answer.json())["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        (CHAT, {"n": 1 << 64}, "n must be at most 1024"),
+        (CHAT, {"logprobs": True, "top_logprobs": 1 << 63}, "greater than max allowed: 20"),
+        (CHAT, {"logprobs": True, "top_logprobs": -2}, "logprobs must be non-negative or -1"),
+        ("/v1/completions", {"prompt": "x", "n": 1 << 64}, "n must be at most 1024"),
+        ("/v1/completions", {"prompt": ["x"] * 600, "n": 2}, "600 prompts with n=2 are more than 1024 replies"),
+        ("/v1/completions", {"prompt": "x", "logprobs": -1}, "greater than max allowed: 20"),
+    ],
+)
+async def test_one_request_for_endless_replies_hung_every_engine_it_was_tried_on(
+    session: aiohttp.ClientSession, path: str, body: Any, words: str
+) -> None:
+    messages = {"messages": LONG} if path == CHAT else {}
+    async with session.post(path, json={**messages, "max_tokens": 1, **body}) as answer:
+        assert answer.status == 400
+        assert words in (await answer.json())["error"]["message"]
+
+
 @pytest.mark.parametrize("raw", [b"", b"\xff\xfe", b'{"messages":' + b"[" * 50_000, b'{"messages":"\\ud800"}'])
 async def test_broken_bodies_are_client_errors(session: aiohttp.ClientSession, raw: bytes) -> None:
     async with session.post(CHAT, data=raw) as answer:

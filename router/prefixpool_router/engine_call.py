@@ -55,8 +55,8 @@ class EngineCall:
             message, content = await protocol.read()
             while HTTPStatus.CONTINUE <= message.code < HTTPStatus.OK and message.code != HTTPStatus.SWITCHING_PROTOCOLS:
                 message, content = await protocol.read()
-            if message.code == HTTPStatus.SWITCHING_PROTOCOLS:
-                raise ResetError("the engine changed protocols unasked")
+            if message.code < HTTPStatus.OK:
+                raise ResetError(f"the engine changed protocols unasked, or speaks none: status {message.code}")
             if not is_plain(message.headers):
                 raise ResetError("the engine encoded its answer for transfer, unasked")
         except (aiohttp.ClientError, HttpProcessingError, OSError) as error:

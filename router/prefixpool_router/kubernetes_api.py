@@ -154,7 +154,7 @@ class SliceApi:
                 yield answer
         except TimeoutError as error:
             raise ApiError(f"{verb}: {self._server.url} did not answer within {self._deadlines.answer:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, UnicodeError) as error:  # the last: a host that no name can be
             raise ApiError(f"{verb}: no connection to {self._server.url}: {str(error) or type(error).__name__}") from error
         except msgspec.DecodeError as error:
             raise ApiError(f"{verb}: {self._server.url} sent no EndpointSlices: {error}") from error
@@ -179,7 +179,7 @@ class SliceApi:
     def _token(self) -> str:
         try:
             return self._server.token_file.read_text().strip()
-        except OSError:
+        except (OSError, UnicodeError):
             return ""  # a local proxy wants none; others will say 401
 
     def _refusal(self, verb: str, status: int, body: bytes) -> ApiError:

@@ -18,6 +18,7 @@ import msgspec
 
 from prefixpool import names
 from prefixpool.errors import SettingsError
+from prefixpool.lasting_file import read_lasting
 
 _log = logging.getLogger(__name__)
 _NAME: Final = re.compile(names.REPLICA_NAME)
@@ -88,7 +89,7 @@ class FileMembers:
     def _read(self) -> tuple[Member, ...] | None:
         # The whole content each time, not its modification time: config maps swap links and clocks jump. It is small.
         try:
-            members = check_members(parse_members(self._path.read_bytes()))
+            members = check_members(parse_members(read_lasting(self._path)))
         except OSError as error:
             self._failed(f"{self._path}: {error.strerror}")
             return None
@@ -150,10 +151,15 @@ def members_from_flags(values: Sequence[str]) -> tuple[Member, ...]:
 def _origin(name: str, what: str, url: str) -> str:
     try:
         parts = urlsplit(url)
-        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        valid = parts.scheme in ("http", "https") and parts.port != 0 and _is_host(parts.hostname or "")
     except ValueError:
         valid = False
         parts = urlsplit("")
     if not valid or parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
         raise SettingsError(f"replica {name}: {what} URL {url!r}: expected http://HOST:PORT without a path")
     return f"{parts.scheme}://{parts.netloc}"
+
+
+def _is_host(name: str) -> bool:
+    """Whether it can be looked up. Raises UnicodeError, a ValueError, for labels that are empty or too long (`a..b`)."""
+    return bool(name.encode("idna")) and name.isprintable() and " " not in name

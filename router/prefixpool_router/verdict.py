@@ -53,6 +53,7 @@ class _Tokens(msgspec.Struct):
 class _Answer(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: _Tokens | None = None
+    error: Any = None
 
 
 _DECODER: Final = msgspec.json.Decoder(_Answer)
@@ -84,6 +85,8 @@ def opening(api: Api, data: bytes) -> Opening:
         if event == _DONE:
             return Opening.NOTHING
         answer = _decode(event)
+        if answer is not None and answer.error:  # what engines find out behind the 200; others would say the same
+            return Opening.NOTHING if _SHUT_DOWN in event else Opening.OUTPUT
         if answer is None or not all(choice.empty for choice in answer.choices or ()):
             return Opening.OUTPUT
         aborted = aborted or any(choice.finish_reason == "abort" for choice in answer.choices or ())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from prefixpool.errors import SettingsError
+from prefixpool.lasting_file import read_lasting
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ class WatchedFile(Generic[T]):
         self._path = Path(path)
         self._parse = parse
         try:
-            self._content: bytes | None = self._path.read_bytes()
+            self._content: bytes | None = read_lasting(self._path)
         except OSError as error:
             raise SettingsError(f"{path}: {error.strerror or error}") from error
         self.value = parse(self._content)
@@ -46,6 +47,6 @@ class WatchedFile(Generic[T]):
     def _read(self) -> tuple[bytes | None, str]:
         """None, and why, if it cannot be read."""
         try:
-            return self._path.read_bytes(), ""
+            return read_lasting(self._path), ""
         except OSError as error:
             return None, error.strerror or str(error)

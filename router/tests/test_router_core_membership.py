@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from prefixpool.errors import SettingsError
 from prefixpool_router.membership import FileMembers, Member, MemberState, StaticMembers, check_members, members_from_flags
+from prefixpool_testing.edge import until
 
 
 @pytest.mark.parametrize("first", [["a=http://h:1", "http://h:2"], ["a=http://h:1,http://h:2"]])
@@ -32,6 +34,9 @@ def test_flags_name_engine_and_agent(first: list[str]) -> None:
         (["a=http://h:1/v1"], "without a path"),
         (["a=http://h:0"], "expected http://HOST:PORT"),
         (["a=http://h:port"], "expected http://HOST:PORT"),
+        (["a=http://a..b:1"], "expected http://HOST:PORT"),  # ended the router once it was probed
+        ([f"a=http://{'x' * 64}:1"], "expected http://HOST:PORT"),
+        (["a=http://h h:1"], "expected http://HOST:PORT"),
         (["a=http://u:p@h:1"], "expected http://HOST:PORT"),
         (["a/b=http://h:1"], "replica name 'a/b'"),
         (["a=http://h:1", "a=http://h:2"], "a is listed twice"),
@@ -81,6 +86,48 @@ async def test_a_file_is_read_again_on_change(file: Path) -> None:
         ("b", MemberState.READY),
     ]
     assert source.problem == ""
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "h",
+        "h.example",
+        "h.example.",
+        "a_b",
+        "10.0.0.1",
+        "[::1]",
+        "[fe80::1%25eth0]",
+        "b\N{LATIN SMALL LETTER U WITH DIAERESIS}cher.example",
+    ],
+)
+def test_hosts_of_every_kind_are_taken(host: str) -> None:
+    assert members_from_flags([f"a=http://{host}:1"])[0].engine == f"http://{host}:1"
+
+
+async def test_a_member_whose_host_no_name_can_be_ended_all_routers(file: Path) -> None:
+    source = FileMembers(file, 0.01)
+    updates = source.updates()
+    await following(updates)
+    write(file, {"name": "b", "engine": "http://h..example:1"})
+    pending = asyncio.ensure_future(anext(updates))
+    await until(lambda: "engine URL 'http://h..example:1'" in source.problem)
+    pending.cancel()
+
+
+def become_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+async def test_a_pipe_in_place_of_the_member_file_hung_the_router_for_ever(file: Path) -> None:
+    source = FileMembers(file, 0.01)
+    updates = source.updates()
+    await following(updates)
+    become_pipe(file)
+    pending = asyncio.ensure_future(anext(updates))
+    await until(lambda: "not a regular file" in source.problem)
+    pending.cancel()
 
 
 @pytest.mark.parametrize("broken", ["", "{}", '[{"name": "a"}]', '[{"name":"a","engine":"x"}]', '[{"nome": "a"}]', "\xff"])

@@ -185,6 +185,20 @@ def test_a_file_that_changed_without_a_sign_on_its_outside_was_not_read_again(tm
     assert credentials.check({"authorization": "Bearer k2"}).scope == "red"
 
 
+def test_a_pipe_in_place_of_a_key_file_hung_the_router_for_ever(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys, salt = tmp_path / "keys", tmp_path / "salt"
+    keys.write_text(f"{digest('k1')} red\n")
+    salt.write_text("0123456789abcdef")
+    credentials = Credentials(RouterSettings(keys_file=str(keys), salt_key_file=str(salt)))
+    keys.unlink()
+    os.mkfifo(keys)
+    credentials.refresh()
+    assert credentials.check({"authorization": "Bearer k1"}).scope == "red"
+    assert "not a regular file" in caplog.records[-1].cause  # type: ignore[attr-defined]
+    with pytest.raises(SettingsError, match="not a regular file"):  # `--keys-file <(…)`: empty when it is read again
+        Credentials(RouterSettings(keys_file=str(keys), salt_key_file=str(salt)))
+
+
 def test_headers_for_the_engine() -> None:
     kept = {"anthropic-version": "2023-06-01", "TraceParent": "00-1-2-01"}
     fields = CIMultiDict(

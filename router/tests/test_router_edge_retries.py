@@ -63,11 +63,13 @@ def asked(edge: EdgeUnderTest) -> list[int]:
         (Stream(ROLE, ABORT, DONE), "empty", False, STREAM),
         (Stream(ROLE + ABORT + DONE), "empty", False, STREAM),
         (Stream(ROLE, DONE), "empty", False, STREAM),
+        (Stream(event(SHUT_DOWN.body), DONE), "empty", False, STREAM),
         (Broken(Then.RESET), "reset", True, CHAT),
         (Broken(Then.CLOSE), "reset", True, STREAM),
         (Stream(then=Then.RESET), "reset", True, STREAM),
         (Raw(HEAD + b'{"half":', then=Then.CLOSE), "reset", True, CHAT),
         (Raw(b"nonsense\r\n\r\n"), "reset", True, CHAT),
+        (Raw(b"HTTP/1.1 000 X\r\nContent-Length: 2\r\n\r\n{}"), "reset", True, CHAT),  # clients got `HTTP/1.1 0 X`
     ],
 )
 async def test_another_replica_answers_when_nothing_reached_the_client(
@@ -86,6 +88,17 @@ async def test_another_replica_answers_when_nothing_reached_the_client(
         assert edge.dispatcher.open_before == [0, 0]  # the first booking was gone before the second was made
         assert edge.last.outcome is not None
         assert edge.last.outcome.status == 200
+
+
+@pytest.mark.parametrize("code", [400, 500])
+async def test_an_error_at_the_beginning_of_a_stream_went_to_all_replicas_and_was_lost(code: int) -> None:
+    """vLLM checks some of a streamed request behind its 200, and tells by an event what is wrong with it."""
+    error = event(msgspec.json.encode({"error": {"message": "Requested 99 logprobs", "code": code}}))
+    async with running_edge(replicas=2) as edge:
+        edge.backends[0].script(Stream(error, DONE))
+        async with edge.post("/v1/chat/completions", STREAM) as response:
+            assert (response.status, await response.read()) == (200, error + DONE)
+        assert asked(edge) == [1, 0]
 
 
 async def test_a_refused_connection_is_a_replica_down() -> None:

@@ -125,6 +125,18 @@ async def test_the_last_set_stays_in_force_while_the_api_server_is_away(tmp_path
         assert follower.source.problem == ""
 
 
+async def test_an_api_server_of_a_host_that_no_name_can_be_ended_the_router(tmp_path: Path) -> None:
+    async with following(source("http://a..b:1", tmp_path)) as follower:
+        await follower.problem("no connection to http://a..b:1")
+
+
+async def test_a_token_that_is_no_text_ended_the_router(api: FakeEndpointSlices, tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(b"\xff\xfe")
+    await api.put(endpoint_slice("a", endpoint("pool-0")))
+    async with following(source(api.url, tmp_path)) as follower:
+        await follower.knows("pool-0")
+
+
 async def test_a_list_that_never_comes_is_given_up_and_tried_again(api: FakeEndpointSlices, tmp_path: Path) -> None:
     api.slow = True
     async with following(source(api.url, tmp_path, Deadlines(answer=0.1))) as follower:

@@ -42,6 +42,11 @@ _READ: Final = frozenset((
     *_NO_CLOSED_FORM,
 ))  # fmt: skip
 _KIND_WORDS: Final = {dict: "an object", list: "a list"}
+# No model has more. Layers are looked at one by one, and a config is what somebody else wrote.
+_LAYERS_MOST: Final = 10_000
+_MOST: Final = 1 << 31
+_BITS: Final = ("bits", "w_bit")
+_BITS_MOST: Final = 32
 
 
 def checked(config: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -56,6 +61,7 @@ def checked(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ShapeError(f"{name}: config.json has no usable `{field}` (found {value!r}); a whole number is needed")
     _check_numbers(found, name)
+    _check_quantised(found.get("quantization_config") or {}, name)
     for field, what in _NO_CLOSED_FORM.items():
         if found.get(field):
             raise ShapeError(f"{name}: {what} (`{field}`) cannot be sized from config.json here; give the figures by hand")
@@ -70,6 +76,28 @@ def checked(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         )
     found["intermediate_size"] = found.get("intermediate_size") or found.get("n_inner") or 4 * found["hidden_size"]
     return found
+
+
+def _check_quantised(quantised: Mapping[str, Any], name: str) -> None:
+    """How many bits its weights take, wherever that is said."""
+    groups = quantised.get("config_groups") or {}
+    weights = _objects(groups, "weights") if isinstance(groups, Mapping) else None
+    if weights is None:
+        raise ShapeError(f"{name}: `config_groups` in config.json is {groups!r}; an object of objects is needed")
+    said = [(field, quantised.get(field)) for field in _BITS] + [("num_bits", one.get("num_bits")) for one in weights]
+    for field, value in said:
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _BITS_MOST
+        ):
+            raise ShapeError(f"{name}: `{field}` in config.json is {value!r}; a number of bits up to {_BITS_MOST} is needed")
+
+
+def _objects(holders: Mapping[str, Any], name: str) -> list[Mapping[str, Any]] | None:
+    """What each of the holders has under this name. None if one of them, or what it has, is no object."""
+    if not all(isinstance(holder, Mapping) for holder in holders.values()):
+        return None
+    found = [holder.get(name) or {} for holder in holders.values()]
+    return found if all(isinstance(one, Mapping) for one in found) else None
 
 
 def needed(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,6 +115,10 @@ def _check_numbers(config: Mapping[str, Any], name: str) -> None:
         value = config.get(field)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
             raise ShapeError(f"{name}: `{field}` in config.json is {value!r}; a whole number is needed")
+    for field in (*_NEEDED, *_WHOLE):
+        most = _LAYERS_MOST if field == "num_hidden_layers" else _MOST
+        if (config.get(field) or 0) > most:
+            raise ShapeError(f"{name}: `{field}` in config.json is {config[field]}; no model has more than {most}")
     for family in (_LATENT, _LINEAR):
         if config.get(family[0]) and (missing := [field for field in family if not config.get(field)]):
             raise ShapeError(

@@ -65,7 +65,7 @@ def read(text: str | bytes) -> Inspection:
     """ShapeError with the inspection's own words if it failed, or if this is no such document."""
     try:
         found = msgspec.json.decode(text, type=_Document)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         last = (text if isinstance(text, str) else text.decode(errors="replace")).strip().rpartition("\n")[2]
         raise ShapeError(f"the inspection wrote nothing that can be read: {last[:_QUOTED_CHARS] or error}") from error
     if found.error or not found.config:

@@ -17,6 +17,8 @@ from prefixpool.sizing.config import checked
 from prefixpool.sizing.errors import ShapeError
 from prefixpool.sizing.weights import Parameters, StoredBits, count
 
+_WEIGHTS_MOST: Final = 1 << 50  # bytes; what follows from it is still a number that a pool's status can hold
+
 
 class LayerKind(StrEnum):
     """What a layer keeps of the past."""
@@ -106,9 +108,10 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_stored_bytes(shape: ModelShape, stored_bytes: int) -> ModelShape:
-    """The same model with the exact size of its files. ShapeError if that is smaller than what cannot be split."""
+    """The same model with the exact size of its files. ShapeError for sizes that cannot be."""
     if stored_bytes <= shape.replicated_bytes:
         raise ShapeError(f"{shape.name}: {stored_bytes} bytes of weights cannot be all of it (headers of a part?)")
+    _check_bytes(stored_bytes, shape.name)
     return msgspec.structs.replace(shape, stored_bytes=stored_bytes)
 
 
@@ -147,7 +150,7 @@ def parse(config: Mapping[str, Any], name: str = "model") -> ModelShape:
     sound = checked(config, name)
     kv = _kv_layers(sound)
     linear = sum(layers.count for layers in kv if layers.kind is LayerKind.STATE)
-    return ModelShape(
+    found = ModelShape(
         name=name,
         kv=kv,
         parameters=count({**sound, "_linear_layers": linear}),
@@ -161,6 +164,13 @@ def parse(config: Mapping[str, Any], name: str = "model") -> ModelShape:
         max_model_len=length.longest(sound),
         unasked_len=length.unasked(sound),
     )
+    _check_bytes(found.formula_bytes, name)
+    return found
+
+
+def _check_bytes(weight_bytes: int, name: str) -> None:
+    if weight_bytes > _WEIGHTS_MOST:
+        raise ShapeError(f"{name}: {weight_bytes} bytes of weights cannot be; no model has more than {_WEIGHTS_MOST}")
 
 
 def _score_width(config: Mapping[str, Any]) -> int:

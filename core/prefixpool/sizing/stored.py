@@ -21,11 +21,15 @@ HEADER_MOST: Final = 100 << 20  # bytes; the limit of the format
 
 
 def weight_files(names: Collection[str], index: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Those that the index names, or else `model*.safetensors`. Empty if one is missing: a part says little of the whole."""
+    """Those that the index names, or else `model*.safetensors`. Empty if one is missing: a part says little of the whole.
+    ShapeError if the index is none."""
     if index is None:
         return tuple(sorted(name for name in names if fnmatch(name, "model*.safetensors")))
     wanted = index.get("weight_map")
-    found = tuple(sorted(set(wanted.values()))) if isinstance(wanted, Mapping) else ()
+    named = list(wanted.values()) if isinstance(wanted, Mapping) else []
+    if not all(isinstance(name, str) for name in named):
+        raise ShapeError(f"`weight_map` in {INDEX} names files that are no text")
+    found = tuple(sorted(set(named)))
     return found if all(name in names for name in found) else ()
 
 
@@ -41,7 +45,7 @@ def decoded(text: bytes, name: str) -> dict[str, Any]:
     """A header, an index, or a config. ShapeError names the file."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ShapeError(f"{name} cannot be read: {error}") from error
 
 

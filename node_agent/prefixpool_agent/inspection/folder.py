@@ -17,7 +17,10 @@ def config_of(folder: Path) -> dict[str, Any]:
 def weight_bytes_of(folder: Path) -> int:
     """As the headers say; 0 if files are missing (a folder without weights is fine). ShapeError names a broken file."""
     index = folder / stored.INDEX
-    names = {path.name for path in folder.iterdir()}
+    try:
+        names = {path.name for path in folder.iterdir()}
+    except OSError as error:
+        raise ShapeError(f"{folder} cannot be listed: {error.strerror}") from error
     files = stored.weight_files(names, _decoded(index) if index.is_file() else None)
     return stored.tensor_bytes([_header(folder / name) for name in files])
 

@@ -92,7 +92,7 @@ class Hub:
                     kind = HubAwayError if answer.status in _AWAY or answer.status >= 500 else ShapeError
                     raise kind(refusal(answer.status, what, self._url.host or "the Hub"))
                 return await _first(answer.content, most or _SMALL_MOST)
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (aiohttp.ClientError, TimeoutError, UnicodeError) as error:  # the last: a host that no name can be
             why = str(error) or type(error).__name__
             raise HubAwayError(f"{self._url.host} cannot be reached for {what}: {why}; is it open to pods?") from error
 

@@ -12,7 +12,16 @@ from prefixpool_agent.sim.engine import Generation, Output
 from prefixpool_agent.sim.exchange import DONE, Answer, Call, event
 from prefixpool_agent.sim.logprobs import chat_logprobs
 from prefixpool_agent.sim.requests import ChatRequest, parse
-from prefixpool_agent.sim.serving import FINGERPRINT, Serving, UsageOptions, answer_id, created_cache_tokens, plain_usage
+from prefixpool_agent.sim.serving import (
+    FINGERPRINT,
+    Serving,
+    UsageOptions,
+    answer_id,
+    check_logprobs,
+    check_replies,
+    created_cache_tokens,
+    plain_usage,
+)
 
 
 class Chat:
@@ -32,9 +41,9 @@ class Chat:
             continue_final_message=request.continue_final_message,
         )
         limit = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
-        ask = serving.ask(
-            prompt, request, call, max_tokens=limit, stop=request.stop, replies=1 if request.n is None else request.n
-        )
+        check_logprobs(request.top_logprobs)
+        replies = check_replies(request)
+        ask = serving.ask(prompt, request, call, max_tokens=limit, stop=request.stop, replies=replies)
         generation = serving.engine.submit(ask)
         turn = _Turn(request, generation, answer_id("chatcmpl-", call), model, serving.engine.scheduler.config.block_tokens)
         stream = bool(request.stream)

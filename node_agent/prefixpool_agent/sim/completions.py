@@ -12,7 +12,15 @@ from prefixpool_agent.sim.engine import Generation, Output
 from prefixpool_agent.sim.exchange import DONE, Answer, ApiError, Call, event
 from prefixpool_agent.sim.logprobs import completion_logprobs
 from prefixpool_agent.sim.requests import CompletionRequest, parse
-from prefixpool_agent.sim.serving import FINGERPRINT, Serving, UsageOptions, answer_id, plain_usage
+from prefixpool_agent.sim.serving import (
+    FINGERPRINT,
+    Serving,
+    UsageOptions,
+    answer_id,
+    check_logprobs,
+    check_replies,
+    plain_usage,
+)
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's default, which vLLM keeps for this endpoint
 
@@ -28,7 +36,8 @@ class Completions:
         serving = self._serving
         model = serving.check_model(request.model)
         limit = _DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-        replies = 1 if request.n is None else request.n
+        check_logprobs(request.logprobs)
+        replies = check_replies(request, _count(request.prompt))
         prompts = self._prompts(request)
         asks = [serving.ask(p, request, call, max_tokens=limit, stop=request.stop, replies=replies) for p in prompts]
         generation = serving.engine.submit(*asks)
@@ -56,6 +65,11 @@ class Completions:
             raise ApiError(400, "a prompt must be a text or a non-empty list of token ids", param="prompt")
         self._serving.check_tokens(prompt)
         return list(prompt)
+
+
+def _count(prompt: Any) -> int:
+    """Of the prompts in what a client sent: text, token ids, or a list of either."""
+    return len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
 
 
 class _Job:

@@ -14,6 +14,10 @@ from prefixpool_agent.sim.template import ChatTemplate, NotTextError, TemplateEr
 from prefixpool_agent.sim.tokenizer import MAX_CHARS_PER_TOKEN, SimTokenizer, token_bytes
 
 MAX_SALT_CHARS: Final = 1024
+# To one request. vLLM's own bound is 16384, for each prompt; here one process does everything, and a request that keeps it
+# busy for seconds makes the engine look dead.
+MAX_REPLIES: Final = 1024
+MAX_LOGPROBS: Final = 20  # vLLM's --max-logprobs, by default
 FINGERPRINT: Final = "sim"
 
 
@@ -167,6 +171,25 @@ def _check_limits(request: Common, max_tokens: int, replies: int) -> None:
     least = request.min_tokens or 0
     if not 0 <= least <= max_tokens:
         raise ApiError(400, f"min_tokens must be between 0 and max_tokens={max_tokens}, got {least}.")
+
+
+def check_replies(request: OpenAi, prompts: int = 1) -> int:
+    """How many each of the prompts gets. Raises ApiError 400 for more than one engine should begin at once."""
+    replies = 1 if request.n is None else request.n
+    if replies > MAX_REPLIES:
+        raise ApiError(400, f"n must be at most {MAX_REPLIES}, got {replies}.", param="n")
+    if replies * prompts > MAX_REPLIES:
+        raise ApiError(400, f"{prompts} prompts with n={replies} are more than {MAX_REPLIES} replies.", param="prompt")
+    return replies
+
+
+def check_logprobs(top: int | None) -> None:
+    """Raises ApiError 400, in vLLM's words, for more of the best tokens than it tells by default (-1: all of them)."""
+    if top is not None and top < -1:
+        raise ApiError(400, f"logprobs must be non-negative or -1, got {top}.", param="logprobs")
+    if top is not None and not 0 <= top <= MAX_LOGPROBS:
+        words = f"Requested sample logprobs of {top}, which is greater than max allowed: {MAX_LOGPROBS}"
+        raise ApiError(400, words, param="logprobs")
 
 
 def answer_id(prefix: str, call: Call) -> str:
