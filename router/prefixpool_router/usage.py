@@ -14,6 +14,7 @@ import msgspec
 _MARK: Final = b'"usage"'
 _TOLD: Final = re.compile(rb'"usage"\s*:\s*\{')  # some engines say `"usage":null` in every chunk
 _END_OF_EVENT: Final = re.compile(rb"\r?\n\r?\n")
+_END_MOST: Final = 3  # bytes of it that may have come already
 _DATA: Final = re.compile(rb"^data:", re.MULTILINE)
 _HAS_CHOICE: Final = re.compile(rb'"choices"\s*:\s*\[\s*[^\]\s]')
 _MAX_EVENT_BYTES: Final = 1 << 18  # an unfinished event beyond this is passed on unjudged
@@ -139,7 +140,7 @@ class StreamMeter:
     def _cut(self, chunk: bytes) -> bytes:
         data = self._event + chunk
         sent, start, out = self._sent, 0, []
-        for found in _END_OF_EVENT.finditer(data):
+        for found in _END_OF_EVENT.finditer(data, max(0, len(self._event) - _END_MOST)):  # before it there is no end
             event = data[start : found.end()]
             if not self._is_withheld(event, sent):
                 out.append(event[sent:])
