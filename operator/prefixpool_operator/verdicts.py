@@ -107,7 +107,7 @@ def _counts(view: View, target: Target) -> str:
 def degraded(troubles: Sequence[Trouble]) -> Verdict:
     """The worst troubles are told; the first one gives the reason."""
     if not troubles:
-        return Verdict.no(Reason.HEALTHY, "Nothing needs a person.")
+        return Verdict.no(Reason.HEALTHY, "Nothing that runs is in trouble.")
     more = len(troubles) - _TOLD
     told = [*map(str, troubles[:_TOLD]), *([f"And {more} more."] if more > 0 else [])]
     return Verdict.yes(troubles[0].reason, "\n".join(told))
