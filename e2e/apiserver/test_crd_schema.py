@@ -40,7 +40,7 @@ def test_the_least_pool_is_defaulted(api: ApiServer, namespace: str) -> None:
     assert spec["engine"] == {"kind": "vllm"}
     assert spec["accelerator"] == {"resource": "nvidia.com/gpu", "tensorParallel": 1, "pipelineParallel": 1}
     assert spec["kvCache"] == {"dtype": "auto"}
-    assert spec["router"] == {"mode": "Sidecar", "policy": "prefix"}
+    assert spec["router"] == {"mode": "Sidecar", "policy": "prefix", "accessLog": False}
     assert "replicas" not in spec
 
 
