@@ -227,21 +227,21 @@ class FleetDispatch:
         return self.replica in self._books.fleet.replicas
 
     def _compare(self, prompt_tokens: int, cached: int) -> bool:
-        replica, predicted = self._replica, self._forecast.cached
-        if self._counted:
-            self._count(prompt_tokens, cached)
-        for tier, tokens in self._forecast.by_tier().items():
+        replica, predicted, by_tier = self._replica, self._forecast.cached, self._forecast.by_tier()
+        for tier, tokens in by_tier.items():
             replica.predicted[tier] += tokens
+        if self._counted:
+            self._count(prompt_tokens, cached, by_tier)
         pictures, block = replica.pictures, replica.block_tokens
         if self._mode is Mode.APPROXIMATE:
             pictures.history_trust.observe(predicted, cached, block)
         return self._facts_tokens is not None and pictures.facts_trust.observe(self._facts_tokens, cached, block)
 
-    def _count(self, prompt_tokens: int, cached: int) -> None:
+    def _count(self, prompt_tokens: int, cached: int, by_tier: Mapping[Tier, int]) -> None:
         metrics, name, predicted = self._books.metrics, self.replica, self._forecast.cached
         metrics.prompt_tokens.labels(name).inc(prompt_tokens)
         metrics.cached_tokens.labels(name).inc(cached)
-        for tier, tokens in self._forecast.by_tier().items():
+        for tier, tokens in by_tier.items():
             metrics.predicted_tokens.labels(name, _TIER_LABELS[tier]).inc(tokens)
         direction = "over" if predicted > cached else "under"
         metrics.prediction_error.labels(name, direction).observe(abs(predicted - cached))
