@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 import pytest
@@ -28,29 +29,21 @@ LLAMA: Final[dict[str, Any]] = {
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(api: ApiServer) -> AsyncIterator[KubeClient]:
     """Nodes with labels, with slices, and with nothing but a device plugin; each pool is placed on one of them."""
-    for node in (labelled(), node_called("sliced"), node_called("bare", **{"nvidia.com/gpu": "1"})):
-        status = node.pop("status")
-        api.apply(node)
-        api.kubectl("patch", "node", node["metadata"]["name"], "--subresource=status", "-p", status)
+    make_node(api, "labelled", {"nvidia.com/gpu.memory": "81559", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}, gpus=8)
+    make_node(api, "sliced")
+    make_node(api, "bare", gpus=1)
     api.apply(h200s("sliced"))
     async with operated(api, "--resync-s", "5") as (client, _):
         yield client
 
 
-def node_called(name: str, **allocatable: str) -> Raw:
-    """`status`: a patch of it."""
-    given = ", ".join(f'"{resource}": "{count}"' for resource, count in allocatable.items())
-    return {
-        "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"gpus": name}},
-        "status": f'{{"status": {{"capacity": {{{given}}}, "allocatable": {{{given}}}}}}}',
-    }  # fmt: skip
-
-
-def labelled() -> Raw:
-    """As GPU Feature Discovery does it."""
-    node = node_called("labelled", **{"nvidia.com/gpu": "8"})
-    node["metadata"]["labels"] |= {"nvidia.com/gpu.memory": "81559", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
-    return node
+def make_node(api: ApiServer, name: str, labels: Mapping[str, str] | None = None, *, gpus: int = 0) -> None:
+    """`labels`: of GPU Feature Discovery. `gpus`: that a device plugin offers."""
+    meta = {"name": name, "labels": {"gpus": name, **(labels or {})}}
+    api.apply({"apiVersion": "v1", "kind": "Node", "metadata": meta})
+    offered = {"nvidia.com/gpu": str(gpus)} if gpus else {}
+    status = {"status": {"capacity": offered, "allocatable": offered}}
+    api.kubectl("patch", "node", name, "--subresource=status", "-p", json.dumps(status))
 
 
 def h200s(node: str) -> Raw:
